@@ -243,7 +243,7 @@ class Llama(llama_cpp.Llama):
         config = self._resolve(setting)
         self._apply(config)
         if self._pcd is not None:
-            lib.trim_pcd(self)
+            lib.pcd(self).trim()
 
     def _resolve(self, setting: PCDSetting) -> PCDConfig | None:
         setting = load(setting)
@@ -311,7 +311,7 @@ class Llama(llama_cpp.Llama):
         if config == self._pcd and combine == self._combines:
             return
         try:
-            disabled = lib.set_pcd(self, config, combine=combine)
+            disabled = lib.pcd(self).set(config, combine)
         finally:
             self._read_back(config)
         if disabled:
@@ -320,7 +320,7 @@ class Llama(llama_cpp.Llama):
     def _read_back(self, config: PCDConfig | None = None) -> None:
         """The library knows what is in force, whatever an exception left undone."""
         before = self._pcd, self._combines
-        self._pcd, self._combines = lib.in_force(self, config, self._pcd)
+        self._pcd, self._combines = lib.pcd(self).in_force((config, self._pcd))
         if (self._pcd, self._combines) != before:
             self._requires_eval = True  # the present logits were made under the old setting
 
@@ -368,11 +368,11 @@ class Llama(llama_cpp.Llama):
         """
         seq_id = _SEQUENCE("seq_id", seq_id)
         if setting is None:
-            lib.unset_sequence_pcd(self, seq_id)
+            lib.pcd(self).unset_sequence(seq_id)
         else:
             config = self._resolve(setting)
             self._check_drafts(config)
-            lib.set_sequence_pcd(self, seq_id, config)
+            lib.pcd(self).set_sequence(seq_id, config)
         self._requires_eval = True  # the present logits were made under the old setting
 
     # -- generation ------------------------------------------------------------------------------------------------
@@ -534,11 +534,11 @@ class Llama(llama_cpp.Llama):
         is_prompt = is_prompt or not n_past or (self._logits_all and len(tokens) > 1)
         if self._pcd is not None and tokens and is_prompt:
             # the library sees no text before the answer if all rows of a prompt are asked for, or only one token is evaluated
-            lib.begin_answer(self, n_past + len(tokens) - 1)
+            lib.pcd(self).begin_answer(n_past + len(tokens) - 1)
         lib.clear_errors()
         try:
             for at in range(0, n_head, self.n_batch):
-                with lib.suspended(self):
+                with lib.pcd(self).suspended():
                     super().eval(tokens[at : min(at + self.n_batch, n_head)])
                 if self.progress is not None and len(tokens) > self.n_batch:
                     self.progress(min(at + self.n_batch, n_head), len(tokens))
@@ -606,7 +606,7 @@ class Llama(llama_cpp.Llama):
         except RuntimeError as error:
             lib.clear(self)
             raise PCDError(f"the state cannot be restored, and the context is empty now: {lib.reason()}") from error
-        lib.set_tokens(self, self.input_ids[: self.n_tokens].tolist())
+        lib.pcd(self).set_tokens(self.input_ids[: self.n_tokens].tolist())
 
     def load_sequence(self, path: str | os.PathLike[str], tokens: Sequence[int]) -> None:
         """Replace what the context holds by a sequence from a file (prompt_cache); like load_state() it leaves no logits.
@@ -625,7 +625,7 @@ class Llama(llama_cpp.Llama):
         self._is_restored = True
         self.input_ids[: len(tokens)] = tokens
         self.n_tokens, self._requires_eval = len(tokens), True
-        lib.set_tokens(self, tokens)
+        lib.pcd(self).set_tokens(tokens)
 
     @property
     def weights_id(self) -> str:
@@ -707,7 +707,7 @@ class Llama(llama_cpp.Llama):
             self._answer = PCDAnswer(setting, n_prompt=self.n_tokens)
         is_on = self._answer.setting is not None
         self._answer = self._answer.with_token(
-            token, lib.best_tokens(self, at) if is_on else None, is_on and lib.has_twin(self, at)
+            token, lib.pcd(self).best(at) if is_on else None, is_on and lib.pcd(self).has_twin(at)
         )
 
     # -- looking inside --------------------------------------------------------------------------------------------
@@ -722,7 +722,7 @@ class Llama(llama_cpp.Llama):
         Raises:
             PCDError: the last evaluation was without PCD, or there was none.
         """
-        return lib.pcd_logits(self, i)
+        return lib.pcd(self).logits(i)
 
     @property
     def last_answer(self) -> PCDAnswer:
@@ -731,7 +731,7 @@ class Llama(llama_cpp.Llama):
 
     def pcd_stats(self) -> PCDStats:
         """What PCD has done in this context so far."""
-        return dataclasses.replace(lib.pcd_stats(self), n_constrained=self._n_constrained)
+        return dataclasses.replace(lib.pcd(self).stats(), n_constrained=self._n_constrained)
 
     # -- life ------------------------------------------------------------------------------------------------------
 

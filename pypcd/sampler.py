@@ -35,4 +35,4 @@ def pcd_sampler(llm: llama.Llama, row: int = -1) -> Any:
     if llm.pcd is None:
         raise PCDError("a PCD sampler needs the over-rotated logits; set llm.pcd = True first")
     llm._apply(llm.pcd, combine=False)
-    return engine.init_sampler(llm, row)
+    return engine.pcd(llm).init_sampler(row)

@@ -21,3 +21,5 @@ from pathlib import Path
 # `python -m` puts the clone in front, whose pypcd/ has no library: the installed package comes first
 _ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [*(path for path in sys.path if Path(path or os.curdir).resolve() != _ROOT), str(_ROOT)]
+
+import pypcd  # noqa: F401  it comes before llama_cpp, which modules here import too

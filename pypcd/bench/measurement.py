@@ -304,7 +304,7 @@ class _Model:
         with _reasons():
             self.texts.fill(texts, tell)
         for seq, text in enumerate(texts):  # a copied sequence does not have them
-            engine.set_tokens(self.llm, text, seq)
+            engine.pcd(self.llm).set_tokens(text, seq)
         if self.stock:
             self._ask("fill", texts)
 

@@ -305,7 +305,7 @@ def _attended(
         _go_back(llm, n)  # before reading: what cannot go back is read again
         reading = read(llm, prompt[:n], n, stopped, kept)
         started = time.perf_counter()
-        with engine.suspended(llm):
+        with engine.pcd(llm).suspended():
             weights = attention_weights(llm, prompt[:n], prompt[n:])
         return weights, Reading(reading.n_cached, reading.seconds + time.perf_counter() - started)
     except RuntimeError as error:

@@ -102,7 +102,7 @@ def read(
                 while at < n:
                     size = FIRST if at == done and n - at > llm.n_batch else llm.n_batch
                     part = prompt[at : min(at + size, end)]
-                    with engine.suspended(llm):  # these logits are not read
+                    with engine.pcd(llm).suspended():  # these logits are not read
                         llama_cpp.Llama.eval(llm, part)
                     if stopped():
                         raise RuntimeError("stopped")

@@ -12,7 +12,7 @@ from pypcd.decode.cache import KVTypes
 from pypcd.decode.rows import Constrained, Plain, RowSource
 from pypcd.decode.search import Greedy, Search
 from pypcd.decode.session import Logits, Session
-from pypcd.engine import PCDAnswer, best_tokens, has_twin, is_recurrent, token_bytes
+from pypcd.engine import PCDAnswer, is_recurrent, pcd, token_bytes
 from pypcd.errors import PCDError, UnsupportedError
 from pypcd.prompt import Prompt, has_template, prompt_tokens
 
@@ -151,7 +151,7 @@ class Method:
         def watch(token: int, row: Logits) -> None:
             nonlocal did
             if did is not None:
-                did = did.with_token(token, best_tokens(session.llm, -1), has_twin(session.llm, -1))
+                did = did.with_token(token, pcd(session.llm).best(-1), pcd(session.llm).has_twin(-1))
             look(token, row)
 
         def is_over(tokens: Sequence[int]) -> bool:

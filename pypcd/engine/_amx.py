@@ -25,7 +25,7 @@ from pypcd.engine._log import logger
 from pypcd.errors import InputError
 from pypcd.gguf import DEMO_MODEL
 
-__all__ = ["AMX", "choose_extra_bufts", "configure_amx", "install_amx"]
+__all__ = ["choose_extra_bufts", "configure_amx"]
 
 _VARIABLE = "PYPCD_AMX"
 _PROBE = pathlib.Path(__file__).with_name("_amx_probe.py")

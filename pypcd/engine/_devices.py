@@ -13,10 +13,8 @@ from pypcd.errors import InputError, PCDError, did_you_mean
 
 __all__ = [
     "backends",
-    "chosen",
     "cpu_features",
     "devices",
-    "gpus",
     "idle_backends",
     "library_path",
     "step_times",

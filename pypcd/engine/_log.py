@@ -15,7 +15,7 @@ from typing import Any
 import llama_cpp
 from llama_cpp._logger import llama_log_callback
 
-__all__ = ["clear_errors", "install", "last_errors", "logger", "reason"]
+__all__ = ["clear_errors", "last_errors", "logger", "reason"]
 
 logger = logging.getLogger("pypcd")
 

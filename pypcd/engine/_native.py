@@ -35,12 +35,12 @@ def _numbers(params: _bindings.Params) -> list[float]:
 
 
 class Native:
-    """PCD in the context of one model. It has no state of its own: the library has it all."""
+    """PCD in the context of one model, as _pcd.Engine says. It has no state of its own: the library has it all."""
 
     def __init__(self, llm: llama_cpp.Llama) -> None:
         self._llm = llm
 
-    def set(self, config: PCDConfig | None, combine: bool) -> str | None:
+    def set(self, config: PCDConfig | None, combine: bool = True) -> str | None:
         params = None if config is None else ctypes.byref(native_params(config, combine=combine))
         status, text = ask(_bindings.pcd_set, self._llm, params)
         if status == _bindings.DISABLED:
@@ -86,10 +86,10 @@ class Native:
     def unset_sequence(self, seq_id: int) -> None:
         _bindings.pcd_unset_seq(context(self._llm), seq_id)
 
-    def begin_answer(self, pos: int, seq_id: int) -> None:
+    def begin_answer(self, pos: int, seq_id: int = 0) -> None:
         _bindings.pcd_begin(context(self._llm), seq_id, pos)
 
-    def set_tokens(self, tokens: Sequence[int], seq_id: int) -> None:
+    def set_tokens(self, tokens: Sequence[int], seq_id: int = 0) -> None:
         array = (ctypes.c_int32 * len(tokens))(*tokens)
         _bindings.pcd_set_tokens(context(self._llm), seq_id, array, len(tokens))
 
@@ -103,7 +103,6 @@ class Native:
         return PCDLogits(standard, local, contrasted, None if math.isnan(beta) else beta)
 
     def best(self, i: int) -> tuple[int, int] | None:
-        """As engine.best_tokens()."""
         if math.isnan(_bindings.pcd_get_strength_ith(context(self._llm), i)):
             return None
         rows = (self._view(i, which) for which in (_bindings.ROW_STANDARD, _bindings.ROW_CONTRASTED))
@@ -111,7 +110,6 @@ class Native:
         return standard, contrasted
 
     def has_twin(self, i: int) -> bool:
-        """As engine.has_twin()."""
         return self._view(i, _bindings.ROW_LOCAL) is not None
 
     def _row(self, i: int, which: int) -> npt.NDArray[np.float32] | None:

@@ -23,55 +23,98 @@ from pypcd.engine._results import PCDLogits, PCDStats
 from pypcd.engine._stock import Stock, n_twins
 from pypcd.errors import LibraryError
 
-__all__ = [
-    "N_SEQUENCES",
-    "begin_answer",
-    "best_tokens",
-    "choose_engine",
-    "in_force",
-    "init_sampler",
-    "n_twins",
-    "open_stock",
-    "pcd_logits",
-    "pcd_refusal",
-    "pcd_stats",
-    "set_pcd",
-    "set_sequence_pcd",
-    "set_tokens",
-    "suspended",
-    "trim_pcd",
-    "unset_sequence_pcd",
-]
+__all__ = ["N_SEQUENCES", "choose_engine", "n_twins", "open_stock", "pcd", "pcd_refusal"]
 
 N_SEQUENCES = min(192, int(llama_cpp.llama_max_parallel_sequences()))  # sequences for callers; higher ids are for twins
 _ENGINE = OrNone(Choice(("native", "stock")))
 
 
 class Engine(Protocol):
-    """What both can be asked. The functions below say what it means."""
+    """What a model's engine can be asked. A closed model raises PCDError."""
 
-    def set(self, config: PCDConfig | None, combine: bool) -> str | None: ...
-    def trim(self) -> None: ...
-    def refusal(self, config: PCDConfig) -> str | None: ...
-    def in_force(self, known: Sequence[PCDConfig | None]) -> tuple[PCDConfig | None, bool]: ...
-    def suspended(self) -> contextlib.AbstractContextManager[None]: ...
-    def set_sequence(self, seq_id: int, config: PCDConfig | None) -> None: ...
-    def unset_sequence(self, seq_id: int) -> None: ...
-    def begin_answer(self, pos: int, seq_id: int) -> None: ...
-    def set_tokens(self, tokens: Sequence[int], seq_id: int) -> None: ...
-    def logits(self, i: int) -> PCDLogits: ...
-    def best(self, i: int) -> tuple[int, int] | None: ...
-    def has_twin(self, i: int) -> bool: ...
-    def stats(self) -> PCDStats: ...
-    def init_sampler(self, row: int) -> Any: ...
+    def set(self, config: PCDConfig | None, combine: bool = True) -> str | None:
+        """Put a setting in force, or (None) turn PCD off.
+
+        Args:
+            combine: False leaves the contrast to a sampler.
+
+        Returns:
+            None; or why PCD stays off, if an environment variable turns it off.
+
+        Raises:
+            ValueError: a value is out of range.
+            UnsupportedError: this model or context cannot run it, or there is no memory for it; the previous setting stays.
+        """
+
+    def trim(self) -> None:
+        """Free the second keys and values that the setting in force does not need: all of them while PCD is off."""
+
+    def refusal(self, config: PCDConfig) -> str | None:
+        """Why this model or context cannot run a setting, in a sentence; None if it can. Nothing changes; memory is not asked for."""
+
+    def in_force(self, known: Sequence[PCDConfig | None]) -> tuple[PCDConfig | None, bool]:
+        """The setting in force, None while PCD is off, and whether rows are contrasted (or left to a sampler).
+
+        Args:
+            known: settings that it may be; the one that it is is returned itself.
+        """
+
+    def suspended(self) -> contextlib.AbstractContextManager[None]:
+        """A block without twins, for the parts of a prompt whose logits are not read."""
+
+    def set_sequence(self, seq_id: int, config: PCDConfig | None) -> None:
+        """Give one sequence a setting of its own, or (None) no twins for its tokens. See cpp/llama-pcd.h for the rules.
+
+        Raises:
+            ValueError: the setting has a value that only the context can change.
+            UnsupportedError: the sequence has a backend sampler, or the engine is "stock".
+        """
+
+    def unset_sequence(self, seq_id: int) -> None:
+        """Let a sequence follow its context's setting again."""
+
+    def begin_answer(self, pos: int, seq_id: int = 0) -> None:
+        """An answer begins at this position, where the rows of a prompt are asked for too (min_first_entropy)."""
+
+    def set_tokens(self, tokens: Sequence[int], seq_id: int = 0) -> None:
+        """The tokens of a sequence that was restored: a saved state does not have them, nor where an answer began."""
+
+    def logits(self, i: int) -> PCDLogits:
+        """The logits of entry i of the last batch, before and after the contrast, copied.
+
+        Raises:
+            PCDError: the last evaluation was without PCD, or there was none.
+        """
+
+    def best(self, i: int) -> tuple[int, int] | None:
+        """The most probable tokens of entry i before and after the contrast, without a copy of the rows; None if nothing was contrasted."""
+
+    def has_twin(self, i: int) -> bool:
+        """Whether entry i was evaluated a second time; not if that could not change the result."""
+
+    def stats(self) -> PCDStats:
+        """What PCD has done in this context so far."""
+
+    def init_sampler(self, row: int) -> Any:
+        """A llama_sampler that contrasts the candidates of a row; a chain that it is added to owns it.
+
+        Raises:
+            UnsupportedError: the engine is "stock".
+        """
 
 
-def _engine(llm: llama_cpp.Llama) -> Engine:
-    """
+def pcd(llm: llama_cpp.Llama) -> Engine:
+    """The engine that does PCD for a model.
+
     Raises:
         PCDError: the model is closed.
     """
     return stock(llm) or Native(llm)
+
+
+def pcd_refusal(llm: llama_cpp.Llama, config: PCDConfig | None) -> str | None:
+    """As Engine.refusal(); PCD off can always run."""
+    return None if config is None else pcd(llm).refusal(config)
 
 
 def choose_engine(name: str | None) -> str:
@@ -114,109 +157,3 @@ def _refusal(llm: llama_cpp.Llama, n_seq_max: int) -> str | None:
     if n <= n_seq_max:
         return f"n_seq_max is {n_seq_max} and leaves no sequence for a twin; allowed with PCD here: less than n_batch, {llm.n_batch}"
     return None
-
-
-# -- the setting -----------------------------------------------------------------------------------------------------
-
-
-def set_pcd(llm: llama_cpp.Llama, config: PCDConfig | None, *, combine: bool = True) -> str | None:
-    """Put a setting in force, or (None) turn PCD off.
-
-    Args:
-        combine: False leaves the contrast to a sampler.
-
-    Returns:
-        None; or why PCD stays off, if an environment variable turns it off.
-
-    Raises:
-        ValueError: a value is out of range.
-        UnsupportedError: this model or context cannot run it, or there is no memory for it; the previous setting stays.
-        PCDError: the model is closed.
-    """
-    return _engine(llm).set(config, combine)
-
-
-def trim_pcd(llm: llama_cpp.Llama) -> None:
-    """Free the second keys and values that the setting in force does not need: all of them while PCD is off."""
-    _engine(llm).trim()
-
-
-def pcd_refusal(llm: llama_cpp.Llama, config: PCDConfig | None) -> str | None:
-    """Why a model or context cannot run a setting, in a sentence; None if it can. Nothing changes; memory is not asked for."""
-    return None if config is None else _engine(llm).refusal(config)
-
-
-def in_force(llm: llama_cpp.Llama, *known: PCDConfig | None) -> tuple[PCDConfig | None, bool]:
-    """The setting in force, None while PCD is off, and whether rows are contrasted (or left to a sampler).
-
-    Args:
-        known: settings that it may be; the one that it is is returned itself.
-    """
-    return _engine(llm).in_force(known)
-
-
-def suspended(llm: llama_cpp.Llama) -> contextlib.AbstractContextManager[None]:
-    """A block without twins, for the parts of a prompt whose logits are not read."""
-    return _engine(llm).suspended()
-
-
-def set_sequence_pcd(llm: llama_cpp.Llama, seq_id: int, config: PCDConfig | None) -> None:
-    """Give one sequence a setting of its own, or (None) no twins for its tokens. See cpp/llama-pcd.h for the rules.
-
-    Raises:
-        ValueError: the setting has a value that only the context can change.
-        UnsupportedError: the sequence has a backend sampler, or the engine is "stock".
-        PCDError: the model is closed.
-    """
-    _engine(llm).set_sequence(seq_id, config)
-
-
-def unset_sequence_pcd(llm: llama_cpp.Llama, seq_id: int) -> None:
-    """Let a sequence follow its context's setting again."""
-    _engine(llm).unset_sequence(seq_id)
-
-
-def begin_answer(llm: llama_cpp.Llama, pos: int, seq_id: int = 0) -> None:
-    """Tell the engine that an answer begins at this position, where the rows of a prompt are asked for too
-    (min_first_entropy)."""
-    _engine(llm).begin_answer(pos, seq_id)
-
-
-def set_tokens(llm: llama_cpp.Llama, tokens: Sequence[int], seq_id: int = 0) -> None:
-    """Tell the engine the tokens of a sequence that was restored: a saved state does not have them, nor where an answer began."""
-    _engine(llm).set_tokens(tokens, seq_id)
-
-
-# -- looking inside --------------------------------------------------------------------------------------------------
-
-
-def pcd_logits(llm: llama_cpp.Llama, i: int) -> PCDLogits:
-    """The logits of entry i of the last batch, before and after the contrast, copied.
-
-    Raises:
-        PCDError: the last evaluation was without PCD, or there was none.
-    """
-    return _engine(llm).logits(i)
-
-
-def best_tokens(llm: llama_cpp.Llama, i: int) -> tuple[int, int] | None:
-    """The most probable tokens of entry i before and after the contrast, without a copy of the rows; None if nothing was contrasted."""
-    return _engine(llm).best(i)
-
-
-def has_twin(llm: llama_cpp.Llama, i: int) -> bool:
-    """Whether entry i was evaluated a second time; not if that could not change the result."""
-    return _engine(llm).has_twin(i)
-
-
-def pcd_stats(llm: llama_cpp.Llama) -> PCDStats:
-    return _engine(llm).stats()
-
-
-def init_sampler(llm: llama_cpp.Llama, row: int) -> Any:
-    """A llama_sampler that contrasts the candidates of a row; a chain that it is added to owns it.
-
-    Raises:
-        UnsupportedError: the engine is "stock".
-    """
-    return _engine(llm).init_sampler(row)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from pypcd.config import PCDConfig, typed
 from pypcd.errors import PCDError, rename
 
-__all__ = ["SENTENCES", "Change", "PCDAnswer", "PCDLogits", "PCDStats", "no_rows"]
+__all__ = ["SENTENCES", "Change", "PCDAnswer", "PCDLogits", "PCDStats"]
 
 
 @dataclasses.dataclass(frozen=True)

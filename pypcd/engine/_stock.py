@@ -184,7 +184,7 @@ class Stock:
 
     # -- the setting ---------------------------------------------------------------------------------------------------
 
-    def set(self, config: PCDConfig | None, combine: bool) -> str | None:
+    def set(self, config: PCDConfig | None, combine: bool = True) -> str | None:
         if config is not None and os.environ.get("PYPCD_DISABLE", "") not in ("", "0"):
             self._config = None
             return "PYPCD_DISABLE is set in the environment"
@@ -221,7 +221,7 @@ class Stock:
     def unset_sequence(self, seq_id: int) -> None:
         pass  # it follows the context already
 
-    def set_tokens(self, tokens: Sequence[int], seq_id: int) -> None:
+    def set_tokens(self, tokens: Sequence[int], seq_id: int = 0) -> None:
         self.forget_answers(seq_id)
 
     def forget(self) -> None:
@@ -243,8 +243,8 @@ class Stock:
 
     # -- answers (min_first_entropy), by the rules of llama_pcd_begin() in cpp/llama-pcd.h -----------------------------
 
-    def begin_answer(self, pos: int, seq: int) -> None:
-        self._answers[seq] = _Answer(pos)
+    def begin_answer(self, pos: int, seq_id: int = 0) -> None:
+        self._answers[seq_id] = _Answer(pos)
 
     def forget_answers(self, seq: int | None = None) -> None:
         for known in list(self._answers) if seq is None else [seq]:
@@ -513,7 +513,6 @@ class Stock:
     # -- rows ----------------------------------------------------------------------------------------------------------
 
     def logits(self, i: int) -> PCDLogits:
-        """As engine.pcd_logits()."""
         one = self._find(i)
         if one is None:
             raise no_rows(i)
@@ -522,14 +521,12 @@ class Stock:
         return PCDLogits(row.standard, row.local, contrasted, row.beta)
 
     def best(self, i: int) -> tuple[int, int] | None:
-        """As engine.best_tokens()."""
         one = self._find(i)
         if one is None or one.row is None or one.row.beta is None or one.row.contrasted is None:
             return None
         return int(one.row.standard.argmax()), int(one.row.contrasted.argmax())
 
     def has_twin(self, i: int) -> bool:
-        """As engine.has_twin()."""
         one = self._find(i)
         return one is not None and one.row is not None and one.row.local is not None
 

@@ -26,7 +26,7 @@ from pypcd.engine._handles import is_open
 from pypcd.engine._model import slides
 from pypcd.errors import InputError, PCDError, UnsupportedError
 
-__all__ = ["Tapped", "read_tensors", "tap"]
+__all__ = ["read_tensors", "tap"]
 
 Tapped = dict[str, list[npt.NDArray[np.float32]]]
 

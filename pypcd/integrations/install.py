@@ -103,7 +103,7 @@ def apply() -> None:
     stock: Any = sys.modules["llama_cpp"].Llama
     if not _is_ours(stock):
         stock.__init__ = _ours(stock, stock.__init__)
-    if hasattr(sys.modules.get("pypcd.engine"), "__all__"):  # else it is being imported, which is why llama_cpp is
+    if hasattr(sys.modules.get("pypcd.engine"), "tap"):  # else it is being imported, which is why llama_cpp is
         _show_parameters(stock)
 
 

@@ -272,7 +272,7 @@ class Texts:
         if slot:
             engine.copy_sequence(self.llm, 0, slot)
         if self.llm.pcd is not None:
-            engine.begin_answer(self.llm, len(prompt) - 1, slot)
+            engine.pcd(self.llm).begin_answer(len(prompt) - 1, slot)
 
     def _close(self, slots: Sequence[int]) -> None:
         for slot in slots:

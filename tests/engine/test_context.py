@@ -118,10 +118,10 @@ def test_an_evaluation_may_be_ended_half_way(llm: pypcd.Llama) -> None:
 
 def test_twins_are_held_back_while_suspended_and_after_an_error_are_not(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), "paper")
-    with engine.suspended(llm):
+    with engine.pcd(llm).suspended():
         llm.eval(TOKENS[:5])
     assert llm.pcd_stats().n_twins == 0
-    with pytest.raises(ZeroDivisionError), engine.suspended(llm):
+    with pytest.raises(ZeroDivisionError), engine.pcd(llm).suspended():
         raise ZeroDivisionError
     llm.eval(TOKENS[5:6])
     assert llm.pcd_stats().n_twins == 1
@@ -177,12 +177,12 @@ def test_a_closed_model_is_an_error_everywhere_and_no_crash(tiny: Tiny) -> None:
         lambda: engine.detokenize(llm, [1]),
         lambda: engine.n_layer(llm),
         lambda: engine.check_decoder(llm),
-        lambda: engine.set_pcd(llm, None),
-        lambda: engine.pcd_logits(llm, 0),
+        lambda: engine.pcd(llm).set(None),
+        lambda: engine.pcd(llm).logits(0),
         lambda: engine.set_exits(llm, [1]),
         lambda: engine.exit_rows(llm, 1, 0),
         lambda: engine.head_counts(llm),
-        lambda: engine.init_sampler(llm, -1),
+        lambda: engine.pcd(llm).init_sampler(-1),
         lambda: llm.eval([1]),
         lambda: llm.set_sequence_pcd(0, False),
         lambda: llm.set_sequence_pcd(0, None),

@@ -71,7 +71,7 @@ def test_filled_cells_are_zeros_that_nothing_was_evaluated_for(name: str | None,
 
 
 def native_standard(llm: Any, name: str | None) -> np.ndarray:
-    return engine.row(llm, 0) if name is None else engine.pcd_logits(llm, 0).standard
+    return engine.row(llm, 0) if name is None else engine.pcd(llm).logits(0).standard
 
 
 @pytest.mark.parametrize("n", [0, -1, 5000])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Load, Tiny, check_contrast, close, native_row, rounding, run_python
+from conftest import Load, Tiny, check_contrast, close, native_row, rounding
 from llama_cpp.llama_chat_format import Llava15ChatHandler
 from own_process import run
 from pictures import data_uri, png, write_projector
@@ -105,23 +103,3 @@ def test_libmtmd_uses_the_library_with_pcd(projector: Path) -> None:
     paths = (fields[5] for fields in (line.split(maxsplit=5) for line in maps.read_text().splitlines()) if fields[5:])
     [loaded] = {path for path in paths if "libllama" in path}
     assert Path(loaded).samefile(llama_cpp.llama_cpp._lib._name)  # which has the hooks, or pypcd would not be here
-
-
-def test_it_does_so_too_where_llama_cpp_was_imported_before_pypcd(projector: Path, tiny: Tiny) -> None:
-    """The stock library is loaded then, with the soname that libmtmd names."""
-    if sys.platform != "linux":
-        pytest.skip("it is refused there")
-    code = """if True:
-        import json, sys
-        from llama_cpp.llama_chat_format import Llava15ChatHandler
-        import pypcd
-        llm = pypcd.Llama(sys.argv[1], pcd="paper", chat_handler=Llava15ChatHandler(sys.argv[2], verbose=False), n_ctx=512,
-                          n_batch=128, n_threads=1, n_threads_batch=1)
-        reply = llm.create_chat_completion(json.loads(sys.argv[3]), max_tokens=8, temperature=0)
-        print(reply["choices"][0]["message"]["content"].encode(), llm.pcd_stats().n_twins)"""
-    said = []
-    for program in (code, f"import pypcd\n{code}", code.replace('pcd="paper"', "pcd=False")):
-        done = run_python(program, tiny("llama"), projector, json.dumps(question(0)))
-        assert done.returncode == 0, done.stderr
-        said.append(done.stdout)
-    assert said[0] == said[1] != said[2]

@@ -120,7 +120,7 @@ def test_several_sequences_at_once(tiny: Tiny, load: Load) -> None:
             engine.copy_sequence(llm, 0, seq)
         for step in range(3):
             assert engine.decode(llm, [(TOKENS[50 + 7 * seq + step], 40 + step, seq, True) for seq in range(3)])
-        rows.append([engine.pcd_logits(llm, i) for i in range(3)])
+        rows.append([engine.pcd(llm).logits(i) for i in range(3)])
         assert np.array_equal(engine.rows(llm, 3)[1], native_row(llm, -2))
         assert seqs_in_memory(llm) == [0, 1, 2]
     limit = rounding(tiny("llama"))
@@ -381,6 +381,18 @@ def test_an_evaluation_that_is_stopped_leaves_nothing_behind(tiny: Tiny, load: L
 
 
 # -- llama_decode, called by others ------------------------------------------------------------------------------------
+
+
+def test_rows_are_gone_once_a_state_is_restored_through_the_low_level_api(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), WINDOW)
+    llm.eval(TOKENS[:30])
+    size = llama_cpp.llama_state_get_size(llm.ctx)
+    state = (ctypes.c_uint8 * size)()
+    assert llama_cpp.llama_state_get_data(llm.ctx, state, size)
+    assert llm.pcd_logits().local is not None
+    assert llama_cpp.llama_state_set_data(llm.ctx, state, size)
+    with pytest.raises(pypcd.PCDError, match="evaluate tokens first"):
+        llm.pcd_logits()
 
 
 @pytest.mark.parametrize("n_asked", [1, 5, 40])

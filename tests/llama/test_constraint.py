@@ -163,8 +163,11 @@ def test_a_whole_answer_turns_it_off_and_on_once(
     """Each change of the setting costs a step about a millisecond. On again comes also what follows an error."""
     llm, _ = pair
     given: list[Any] = []
-    set_pcd = engine.set_pcd
-    monkeypatch.setattr(engine, "set_pcd", lambda llm, config, **kw: given.append(config) or set_pcd(llm, config, **kw))
+    of = type(engine.pcd(llm))
+    put = of.set
+    monkeypatch.setattr(
+        of, "set", lambda self, config, combine=True: given.append(config) or put(self, config, combine)
+    )
     config = pypcd.PCDConfig(**SETTING)
     for way in ("call", "chat", "json", "forced tool"):
         given.clear()

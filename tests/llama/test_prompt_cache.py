@@ -37,7 +37,7 @@ def read(llm: pypcd.Llama, cache: PromptCache | None, tokens: list[int] = TEXT) 
     llm.reset()
     found = cache.restore(llm, tokens) if cache else 0
     if found < len(tokens):
-        with engine.suspended(llm):
+        with engine.pcd(llm).suspended():
             llm.eval(tokens[found:])
         if cache:
             assert cache.keep(llm, tokens, {"documents": ["report"]})
