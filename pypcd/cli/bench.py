@@ -196,4 +196,4 @@ def _progress(text: str, seconds_left: float | None = None) -> None:
     if _terminal.obeys_codes(sys.stderr):
         left = "" if seconds_left is None else f"about {duration(seconds_left)} left: "
         line = clean(left + text)[: _terminal.width() - 1]
-        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+        print(f"\r\033[K{line}", end="", file=_terminal.raw(sys.stderr), flush=True)
