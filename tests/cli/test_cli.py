@@ -555,6 +555,8 @@ def test_model_output_cannot_drive_the_terminal():
     assert _text.clean("a\x1b[31m\x07b\r\n\tc\x9b\u202e") == "a\u241b[31m\u2407b\n\tc\ufffd\ufffd"
 
 
+MARKDOWN = "# ?\n- ?\n\n| ? | b |\n| --- | --- |\n| ? | ? |"
+
 WAYS = {
     "print": print,
     "print an error": lambda text: print(text, file=sys.stderr),
@@ -563,7 +565,7 @@ WAYS = {
     "note": _terminal.note,
     "an answer in pieces": lambda text: [(p := _terminal.Printer()).write(text), p.end()],
     "a table": lambda text: print(_table.table([text, "x"], [[text, text]], [False, True], 1, 30)),
-    "Markdown": lambda text: print(_table.aligned(f"# {text}\n- {text}\n\n| {text} |\n| --- |\n| {text} |", 30)),
+    "Markdown": lambda text: print(_table.aligned(MARKDOWN.replace("?", re.sub("[|\n]", "", text)), 30)),
     "a bar": lambda text: _terminal.Bar(9, text, "", enabled=True).update(),
     "two answers": lambda text: _look(text),
 }
