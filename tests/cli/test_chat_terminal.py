@@ -392,7 +392,3 @@ def test_a_word_is_written_once_its_end_has_come() -> None:
         "",
     ]
     assert flow.end() == "x"
-
-
-def test_cells_are_counted_as_terminals_do() -> None:
-    assert [cells(text) for text in ("abc", "漢字", "e\u0301", "👩\u200d👩\u200d👧", "a\tb")] == [3, 4, 1, 2, 2]
