@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -47,24 +48,25 @@ def table(
     head, *cells = ([_text.clean(cell) for cell in row] for row in (head, *rows))
     label = n_keys - 1
 
-    def fits(split: Callable[[str], list[str]]) -> bool:
-        """Whether the columns are narrow enough, with heads and labels in pieces."""
-        widths = []
-        for i, name in enumerate(head):
-            pieces = [piece for row in cells for piece in (split(row[i]) if i == label else [row[i]])]
-            widths.append(max(map(_text.cells, [*split(name), *pieces]), default=0))
-        return sum(widths) + 2 * (len(widths) - 1) <= console.width
+    def widths(split: Callable[[str], list[str]]) -> list[int]:
+        """Of the columns, with heads and labels in pieces."""
+        pieces = [[*split(name)] for name in head]
+        for i, found in enumerate(pieces):
+            found += [piece for row in cells for piece in (split(row[i]) if i == label else [row[i]])]
+        return [max(map(_text.cells, found), default=0) for found in pieces]
 
-    is_natural = fits(lambda text: [text])
-    if is_natural or fits(str.split):
+    natural, narrow, gaps = widths(lambda text: [text]), widths(_pieces), 2 * (len(head) - 1)
+    if min(sum(natural), sum(narrow)) + gaps <= console.width:
+        is_natural = sum(natural) + gaps <= console.width
+        room = console.width - gaps - sum(narrow) + narrow[label]
         made = Table(box=box.Box("    \n    \n -  \n" + "    \n" * 5), show_edge=False, pad_edge=False)
         made.padding = (0, 1, 0, 0)
         for i, name in enumerate(head):
-            is_whole = is_natural or i != label
-            title = name if is_natural or not is_whole else name.replace(" ", "\n")
-            made.add_column(Text(title), justify="right" if right[i] else "left", no_wrap=is_whole)
+            title = name if is_natural else _broken(name, room if i == label else narrow[i])
+            made.add_column(Text(title), justify="right" if right[i] else "left", no_wrap=True)
         for row in cells:
-            made.add_row(*map(Text, row))
+            shown = [_broken(cell, room) if i == label and not is_natural else cell for i, cell in enumerate(row)]
+            made.add_row(*map(Text, shown))
         return _shown(console, made)
     lists = []
     for row in cells:
@@ -74,6 +76,20 @@ def table(
                 made.add_row(Text(name), Text(cell, overflow="fold"))
         lists.append(_shown(console, made))
     return "\n\n".join(lists)
+
+
+def _pieces(text: str) -> list[str]:
+    """Of a label or a head; a line may end after each of them."""
+    return [piece.rstrip() for piece in re.findall(r"[^\s:,+=]*[\s:,+=]*", text)]
+
+
+def _broken(text: str, width: int) -> str:
+    lines = [""]
+    for piece in re.findall(r"[^\s:,+=]*[\s:,+=]*", text):
+        if lines[-1] and _text.cells(lines[-1] + piece.rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _console(width: int | None) -> Console:

@@ -270,14 +270,12 @@ def test_compare_of_long_answers_on_a_low_screen_ends_with_all_of_both(chat: Cha
     assert len(columns) > 15 and len(right) > 150
 
 
-def test_the_demo_model_answers_in_a_narrow_window(chat: Chat, tmp_path: Path) -> None:
-    asked = [sys.executable, "-m", "pypcd", "demo", "--question", "1"]
-    question = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
-    value = re.search(r"the right value is (\S+),", question.stderr)
-    with chat(name="demo", columns=40) as terminal:
-        assert "JSON object" in " ".join(terminal.text().split())
-        terminal.enter("/demo 1")
-        assert value and terminal.text().split("/demo 1")[-1].count(value[1]) == 2, "what is right, and the answer"
+def test_a_files_name_cannot_drive_the_terminal_through_an_error() -> None:
+    terminal = Terminal("info", "a\x1b]0;evil\x07\x1b[7mb.gguf")
+    while terminal.read():
+        pass
+    assert "there is no model file a\u241b]0;evil\u2407\u241b[7mb.gguf" in terminal.text().replace("\n", "")
+    assert terminal.screen.title == "" and "\x1b" not in terminal.raw
 
 
 def test_a_terminal_that_cannot_move_its_cursor_has_the_same_chat(chat: Chat, tmp_path: Path) -> None:

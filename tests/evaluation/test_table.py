@@ -33,7 +33,7 @@ def test_a_table_by_hand() -> None:
 def test_what_does_not_fit_is_broken_between_words_and_then_a_list_for_each_row() -> None:
     head, rows = ["n", "method", "first", "second one"], [["1", "pcd with beta=1.5", "+1.0 [+0.0, +2.0]", "12"]]
     right = [True, False, False, True]
-    for width, label in ((60, "pcd with beta=1.5"), (44, "pcd with")):
+    for width, label in ((60, "pcd with beta=1.5"), (44, "pcd with beta=")):
         text = table(head, rows, right, 2, width)
         assert f"1  {label}  " in text and "  +1.0 [+0.0, +2.0]  " in text
         assert max(map(len, text.splitlines())) <= width
