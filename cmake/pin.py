@@ -26,9 +26,8 @@ def dynamic_metadata(
         "numpy>=1.24",
         "jinja2>=2.11.3",  # chat templates
         "typing_extensions>=4.5",
-        "tqdm>=4.60",  # how far a command is
+        "rich>=14.3",  # tables, bars and columns on a terminal, and how wide a text is there
         "wonderwords>=3",  # RULER, among the default tasks of `pypcd tune`, makes its needles (the sentences to find) from these words
         "prompt_toolkit>=3.0.36",  # the chat's line editing
-        "wcwidth>=0.2.9",  # how wide a text is on a terminal
         "shtab>=1.7",  # scripts for shell completion
     ]

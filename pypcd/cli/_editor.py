@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import glob
 import os
+import sys
 from collections.abc import Iterator, Sequence
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
 from pypcd import files
@@ -34,6 +36,7 @@ class Editor:
     def __init__(self, commands: Sequence[str]) -> None:
         self._session: PromptSession[str] = PromptSession(
             history=_history(),
+            output=create_output(_terminal.raw(sys.stdout)),
             completer=_Completer(commands),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,

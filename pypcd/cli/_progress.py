@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,13 +22,13 @@ class Follower(Progress):
     """Progress as a bar on a terminal, with one line, printed once, that estimates the total time.
 
     Args:
-        bar: a tqdm bar from 0 to 1.
+        bar: from 0 to 1.
     """
 
-    def __init__(self, bar: Any, what: str) -> None:
+    def __init__(self, bar: _terminal.Bar, what: str) -> None:
         super().__init__(lambda _: self._show())
         self._bar, self._what = bar, what
-        self._said, self._drawn = False, 0.0
+        self._said = False
 
     def clear(self) -> None:
         """Take the bar away for a line of text; the next answer brings it back."""
@@ -39,16 +38,12 @@ class Follower(Progress):
         if not self._said and self.seconds >= FIRST_SECONDS and self.n_questions_asked >= _FIRST_QUESTIONS:
             self._said = True
             self._say_how_long()
-        now = time.monotonic()
-        if self._bar.disable or now < self._drawn:
-            return
-        self._drawn = now + 0.2
         left = self.seconds_left
         done = self.n_answers_done / max(self.n_answers, 1)  # those from before this run too, as in the text
         text = f"{self._what}: {self.n_questions_done:,} of {self.n_questions:,} questions"
         if left is not None:
             text += f", about {duration(left)} left"
-        self._bar.set_description_str(text, refresh=False)
+        self._bar.text = text
         self._bar.update(done - self._bar.n)
 
     def _say_how_long(self) -> None:
@@ -72,11 +67,7 @@ def model_facts(plan: Plan, options: Mapping[str, Any], jobs: Jobs, directory: D
 @contextlib.contextmanager
 def following(what: str) -> Iterator[Follower]:
     """A block in which a run's progress is shown."""
-    bar = _terminal.progress(1, what)
-    if not bar.disable:
-        bar.bar_format = "{desc} |{bar}| {percentage:3.0f}%"
-        bar.dynamic_miniters, bar.miniters = False, 0  # draw on each update(), however small
-    with bar:
+    with _terminal.Bar(1, what, "", enabled=True, tells_time=False) as bar:
         yield Follower(bar, what)
 
 

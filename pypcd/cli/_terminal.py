@@ -7,20 +7,51 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from pypcd.cli._text import Changed, Flow, clean, underlined, wrap
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from typing_extensions import Self
+
+
+class _Cleaned:
+    """A terminal's stream on which no text has control codes, whoever prints it: names of files, what a model or a client wrote, errors,
+    help. What has codes of our own is written to `raw`."""
+
+    def __init__(self, raw: TextIO) -> None:
+        self.raw = raw
+
+    def write(self, text: str) -> int:
+        return self.raw.write(clean(text))
+
+    def writelines(self, lines: Any) -> None:
+        self.raw.writelines(map(clean, lines))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+
+def raw(stream: Any) -> TextIO:
+    """The stream that obeys codes, for text that was cleaned and then got some of our own."""
+    return stream.raw if isinstance(stream, _Cleaned) else stream
+
 
 def setup() -> None:
-    """Neither a closed stream nor text that a stream's encoding cannot hold must end the program."""
+    """No text that is printed can drive the terminal, and neither a closed stream nor text that a stream's encoding cannot hold ends the
+    program."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  for as long as the program runs
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    for name in ("stdout", "stderr"):
+        stream = raw(getattr(sys, name))
+        setattr(sys, name, _Cleaned(stream) if stream.isatty() else stream)
 
 
 def write(text: str) -> None:
@@ -31,7 +62,7 @@ def write(text: str) -> None:
 
 
 def _put(text: str) -> None:
-    sys.stdout.write(text)
+    raw(sys.stdout).write(text)
     sys.stdout.flush()
 
 
@@ -64,7 +95,7 @@ def note(text: str) -> None:
 
 def say(text: str) -> None:
     """A note for the reader, not for a program."""
-    print(faint(_fitted(text), sys.stderr), file=sys.stderr, flush=True)
+    print(faint(_fitted(text), sys.stderr), file=raw(sys.stderr), flush=True)
 
 
 def _fitted(text: str) -> str:
@@ -88,20 +119,84 @@ def width() -> int:
     return shutil.get_terminal_size((80, 24)).columns
 
 
-def progress(total: int | None, what: str, *, unit: str = " tokens", enabled: bool = True) -> Any:
-    """A tqdm bar that shows after two seconds, and only where stderr is a terminal."""
-    from tqdm import tqdm  # help and mistakes are answered without it
+def console(stream: TextIO) -> Console:
+    """What draws on a stream: rich, which finds no markup in a text, and uses no colours where none are wanted."""
+    from rich.console import Console
 
-    return tqdm(
-        total=total,
-        desc=what,
-        unit=unit,
-        disable=not (enabled and obeys_codes(sys.stderr)),
-        delay=2,
-        leave=False,
-        dynamic_ncols=True,
-        file=sys.stderr,
+    style: Any = "auto" if _has_style(stream) else None
+    return Console(
+        file=raw(stream), color_system=style, markup=False, emoji=False, highlight=False, force_jupyter=False
     )
+
+
+class Bar:
+    """How far something is, drawn by rich. It shows after two seconds, and only where stderr is a terminal that can move its cursor.
+
+    Attributes:
+        n: what is done of the total.
+        text: what stands before the bar.
+    """
+
+    delay, pause = 2.0, 0.1
+
+    def __init__(self, total: float | None, what: str, unit: str, enabled: bool, *, tells_time: bool = True) -> None:
+        self.n, self.text = 0.0, what
+        self.disable = not (enabled and obeys_codes(sys.stderr))
+        self._total, self._unit, self._tells_time = total, unit, tells_time
+        self._begun = time.monotonic()
+        self._drawn = 0.0
+        self._bar: Any = None
+
+    def update(self, n: float = 1) -> None:
+        self.n += n
+        now = time.monotonic()
+        if self.disable or now - self._begun < self.delay or now - self._drawn < self.pause:
+            return
+        self._drawn = now
+        if self._bar is None:
+            self._bar = self._make()
+        text = self.text if self._total else f"{self.text}: {self.n:,.0f}{self._unit}"
+        self._bar.update(0, completed=self.n, description=clean(text))
+        self._bar.start()
+        self._bar.refresh()
+
+    def _make(self) -> Any:
+        from rich import progress as parts  # slow to import, and most bars are never seen
+
+        shown = [
+            parts.TextColumn("{task.description}", markup=False),
+            parts.BarColumn(),
+            parts.TaskProgressColumn("{task.percentage:>3.0f}%"),
+        ]
+        shown += [parts.TimeRemainingColumn()] if self._tells_time and self._total else []
+        made = parts.Progress(
+            *shown,
+            console=console(sys.stderr),
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        made.add_task("", total=self._total)
+        return made
+
+    def clear(self) -> None:
+        """Take it away, for a line of text; the next update() brings it back."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    close = clear
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def progress(total: float | None, what: str, *, unit: str = " tokens", enabled: bool = True) -> Bar:
+    """A bar for one thing that takes long."""
+    return Bar(total, what, unit, enabled)
 
 
 @contextlib.contextmanager

@@ -40,11 +40,9 @@ def clean(text: str) -> str:
 
 def cells(text: str) -> int:
     """How many columns text takes: East Asian wide characters take two, combining marks and our own codes none."""
-    from wcwidth import wcswidth, wcwidth  # slow to import, and most messages go to no terminal
+    from rich.cells import cell_len  # slow to import, and most messages go to no terminal
 
-    text = text.replace(_UNDERLINE, "").replace(_NO_UNDERLINE, "")
-    width = wcswidth(text)
-    return width if width >= 0 else sum(max(wcwidth(c), 0) for c in text)  # below 0: it has control codes
+    return cell_len(text.replace(_UNDERLINE, "").replace(_NO_UNDERLINE, ""))
 
 
 def counted(n: int, what: str) -> str:

@@ -181,4 +181,4 @@ def _progress(text: str) -> None:
     """One line of a terminal, over the one before."""
     if _terminal.obeys_codes(sys.stderr):
         line = clean(text)[: _terminal.width() - 1]
-        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+        print(f"\r\033[K{line}", end="", file=_terminal.raw(sys.stderr), flush=True)

@@ -204,8 +204,8 @@ class Chat:
             )
             return
         titles = [way.title for way in self.session.compared]
-        with _compare.view(titles) as view, _terminal.interruptible() as stopped:
-            answers = self.session.compare(stopped, view.write)
+        with _compare.view(titles) as look, _terminal.interruptible() as stopped:
+            answers = self.session.compare(stopped, look)
         if answers[0].text == answers[1].text:
             say("both answers are the same")
         for answer in answers:

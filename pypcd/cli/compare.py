@@ -214,4 +214,4 @@ def _show(
         room = max(_terminal.width() - len(head), 24)
         print(head + indent.join(wrap(verdict + text, room)), flush=True)
         for line in wrap(str(answer.pcd), room) if answer.pcd else ():
-            print(indent[1:] + _terminal.faint(line, sys.stdout), flush=True)
+            print(indent[1:] + _terminal.faint(line, sys.stdout), file=_terminal.raw(sys.stdout), flush=True)

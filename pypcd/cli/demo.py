@@ -1,30 +1,25 @@
 """pypcd demo: what PCD does, measured on the small model that comes with pypcd.
 
-An evaluation like those of `pypcd eval`, in a temporary folder, and three of its answers explained.
+An evaluation like those of `pypcd eval`, in a temporary folder, and some of its answers.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pypcd import Llama, PCDConfig, PCDError, library
+from pypcd import Llama, PCDError, library
 from pypcd.cli import _options, _progress, _table, _terminal
 from pypcd.config import RECOMMENDED
 from pypcd.decode import PCD as PCDRows
-from pypcd.decode import Session
 from pypcd.errors import InputError
 from pypcd.evaluation import Directory, ModelTokenizer, Paired, Plan, Sample, evaluate, rows, task
 from pypcd.evaluation.plan import BASELINE, Key
 from pypcd.evaluation.stats import NOT_SHOWN, interval
-from pypcd.explain.steps import Candidate, Step, explain
-from pypcd.prompt import prompt_tokens
-from pypcd.vocabulary import Vocabulary
 
 TASK = "kv-short"
 LENGTHS = (240, 530, 1010, 1490)  # tokens with which this model reads 16, 40, 80 and 120 pairs, and answers
@@ -89,13 +84,15 @@ def run(args: argparse.Namespace) -> int:
     )
     llm = Llama("demo", n_ctx=2048, **options)
     shown = PCD if PCD in methods else WINDOW
-    for text in itertools.islice(_examples(llm, plan, outcome.records, shown), N_EXAMPLES):
-        print(text)
+    for text in _examples(llm, plan, outcome.records, shown):
+        print(_table.paragraph(text))
     _print_table(cells, args.n)
     if PCD not in methods:
         reason = f"The paper's setting was left out, since it needs pypcd's own libllama: {library.why_stock()}."
         print(_table.paragraph(reason))
-    print(_table.paragraph(f"try one: pypcd demo --question K | pypcd generate demo --pcd {PRESET_OF[shown]} (or off)"))
+    setting = PRESET_OF[shown]
+    print(_table.paragraph(f"try one: pypcd demo --question K | pypcd generate demo --pcd {setting} (or off)"))
+    print(_table.paragraph(f"and see why: pypcd demo --question K | pypcd explain demo --pcd {setting}"))
     return 0
 
 
@@ -134,9 +131,7 @@ def _cells(plan: Plan, records: Records, methods: Mapping[str, str]) -> Iterator
 
 
 def _examples(llm: Llama, plan: Plan, records: Records, shown: str) -> Iterator[str]:
-    """Questions that greedy decoding gets wrong, at the token where it first goes wrong; first N_EXAMPLES that the method `shown` gets
-    right."""
-    preset = PRESET_OF[shown]
+    """N_EXAMPLES of the questions that greedy decoding gets wrong; first those that the method `shown` gets right."""
     numbered = [(length, index) for length in plan.lengths for index in range(plan.n)]
 
     def is_right(question: tuple[int, int], method: str) -> bool:
@@ -144,42 +139,15 @@ def _examples(llm: Llama, plan: Plan, records: Records, shown: str) -> Iterator[
 
     wrong = [question for question in numbered if not is_right(question, BASELINE)]
     gained = [question for question in wrong if is_right(question, METHODS[shown])]
-    others = [question for question in wrong if not is_right(question, METHODS[shown])]
-    session, vocabulary = Session(llm), Vocabulary(llm)
-    for question in (*gained[:: max(1, len(gained) // N_EXAMPLES)], *others):
+    others = [question for question in wrong if question not in gained]
+    for question in (*gained[:: max(1, len(gained) // N_EXAMPLES)], *others)[:N_EXAMPLES]:
         length, index = question
         sample = _samples(llm, plan, length)[index]
-        step = first_wrong(session, vocabulary, sample, preset)
-        if step is None:
-            continue
         plain, pcd = (records[(TASK, *question, method)]["prediction"].strip() for method in (BASELINE, METHODS[shown]))
-        text = (
+        yield (
             f"question {numbered.index(question) + 1}: the right value is {sample.answers[0]}, the last one is "
-            f"{sample.extra['nearest']}. greedy answers {plain!r}, PCD {pcd!r}; where greedy first goes wrong:\n"
+            f"{sample.extra['nearest']}. greedy answers {plain!r}, PCD {pcd!r}\n"
         )
-        best = (f"    {name:<8}{_listed(step, share)}\n" for name, share in SHARES.items())
-        yield _table.paragraph(text) + "".join(best)
-
-
-def first_wrong(session: Session, vocabulary: Vocabulary, sample: Sample, preset: str) -> Step | None:
-    """PCD's first step at which greedy decoding would go wrong; None if PCD goes wrong before, or if both have the whole
-    answer."""
-    tokens = prompt_tokens(session.llm, sample.prompt)
-    for step in explain(session, tokens, PCDConfig.preset(preset), vocabulary, n_top=4, gold=sample.answers[0]):
-        if not any(c.is_gold for c in step.candidates):
-            return None
-        if not min(step.candidates, key=lambda c: c.rank_before).is_gold:
-            return step
-    return None
-
-
-SHARES: Mapping[str, Callable[[Candidate], float]] = {"before": lambda c: c.before, "after": lambda c: c.after}
-
-
-def _listed(step: Step, share: Callable[[Candidate], float]) -> str:
-    """As many candidates as fit in 60 columns."""
-    best = sorted(step.candidates, key=share, reverse=True)[:3]
-    return "   ".join(f"{c.text.strip(chr(34)):<5} {100 * share(c):5.1f}%" for c in best)
 
 
 def _print_table(cells: list[tuple[int, str, Paired]], n: int) -> None:

@@ -106,8 +106,7 @@ def run(args: argparse.Namespace) -> int:
                 f"\n\nquick: {n} questions a cell{together}, of which at least {min_n_to_detect()} must differ to show anything; "
                 f"without --quick {more}more lengths and methods are asked.\n"
             )
-        columns = _table.columns()
-        _terminal.write(text if columns is None else _table.aligned(text, columns))
+        _terminal.write(_table.aligned(text, _table.columns()))
     _terminal.say(f"answers and tables are in {out.path}")
     return 0
 
@@ -125,8 +124,7 @@ def _print_so_far(plan: Plan, out: Directory) -> None:
     records = {key: record for key, record in records.items() if answered[key[:3]] == n}
     if records:
         metrics = {name: made.metric for name, made in tasks_of(plan).items()}
-        columns, text = _table.columns(), markdown(plan, records, metrics, {})
-        _terminal.write("\n" + (text if columns is None else _table.aligned(text, columns)))
+        _terminal.write("\n" + _table.aligned(markdown(plan, records, metrics, {}), _table.columns()))
         total = len(tasks_of(plan)) * len(plan.lengths) * len(plan.indices(plan.n))
         _terminal.say(f"so far: {len(records) // n} of {total} questions")
 

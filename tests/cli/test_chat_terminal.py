@@ -253,7 +253,7 @@ def test_compare_draws_both_answers_side_by_side_as_they_come(chat: Chat) -> Non
         terminal.enter("/compare")
         raw, text = terminal.raw[begin:], terminal.text().split("/compare")[1]
     rows = [line for line in text.split("\n") if " | " in f"{line} " and "tok/s" not in line]
-    assert rows[0].split() == ["PCD", "paper", "|", "PCD", "off"] and rows[1].startswith("-" * 48 + " | -")
+    assert rows[0].split() == ["PCD", "paper", "|", "PCD", "off"] and "-" * 48 + "+-" in text
     assert sum("PCD paper " in row and "| PCD off" in row for row in rows) == 1  # each drawing went over the one before
     assert max(map(wcwidth.wcswidth, rows)) <= 100 and len(rows) > 4
     assert raw.count("| PCD off") >= 2  # with the first piece, and at the end
@@ -270,14 +270,12 @@ def test_compare_of_long_answers_on_a_low_screen_ends_with_all_of_both(chat: Cha
     assert len(columns) > 15 and len(right) > 150
 
 
-def test_the_demo_model_answers_in_a_narrow_window(chat: Chat, tmp_path: Path) -> None:
-    asked = [sys.executable, "-m", "pypcd", "demo", "--question", "1"]
-    question = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
-    value = re.search(r"the right value is (\S+),", question.stderr)
-    with chat(name="demo", columns=40) as terminal:
-        assert "JSON object" in " ".join(terminal.text().split())
-        terminal.enter("/demo 1")
-        assert value and terminal.text().split("/demo 1")[-1].count(value[1]) == 2, "what is right, and the answer"
+def test_a_files_name_cannot_drive_the_terminal_through_an_error() -> None:
+    terminal = Terminal("info", "a\x1b]0;evil\x07\x1b[7mb.gguf")
+    while terminal.read():
+        pass
+    assert "there is no model file a\u241b]0;evil\u2407\u241b[7mb.gguf" in terminal.text().replace("\n", "")
+    assert terminal.screen.title == "" and "\x1b" not in terminal.raw
 
 
 def test_a_terminal_that_cannot_move_its_cursor_has_the_same_chat(chat: Chat, tmp_path: Path) -> None:
@@ -300,35 +298,20 @@ def test_a_terminal_that_cannot_move_its_cursor_has_the_same_chat(chat: Chat, tm
         assert "Ctrl-D or /exit leaves" in terminal.text() and terminal.leave() == 0
 
 
-# -- columns, without a terminal -------------------------------------------------------------------------------------
-
-LEFT, RIGHT = "word " * 30 + "\n漢字" * 20, "x" * 200
+# -- two answers, without a terminal -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [60, 61, 80, 200])
-def test_columns_fit(columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    with _compare.view(["PCD on", "PCD off"]) as view:
-        for i in range(0, len(LEFT), 7):
-            view.write(0, LEFT[i : i + 7])
-        view.write(1, RIGHT)
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(cells, lines)) <= columns
-    assert all(" | " in f"{line} " for line in lines)
-    left, right = (
-        " ".join(line.split(" | ")[side].strip() for line in [f"{x} " for x in lines[2:]]) for side in (0, 1)
-    )
-    assert left.split() == LEFT.split() and right.replace(" ", "") == RIGHT
-
-
-def test_columns_are_one_under_the_other_where_they_would_be_narrow(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("capable", [False, True])
+def test_answers_are_one_under_the_other_in_a_pipe_and_where_columns_would_be_narrow(
+    capable: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "59")
-    with _compare.view(["PCD on", "PCD off"]) as view:
-        view.write(0, LEFT)
-        view.write(1, RIGHT)
-    assert capsys.readouterr().out == f"--- PCD on ---\n{LEFT}\n\n--- PCD off ---\n{RIGHT}\n"
+    monkeypatch.setenv("COLUMNS", "59" if capable else "100")
+    monkeypatch.setattr("pypcd.cli._terminal.obeys_codes", lambda stream: capable)
+    left, right = "word " * 30 + "\n漢字" * 20, "x" * 200
+    with _compare.view(["PCD on", "PCD off"]) as look:
+        look(0, left)
+        look(1, right)
+    assert capsys.readouterr().out == f"--- PCD on ---\n{left}\n\n--- PCD off ---\n{right}\n"
 
 
 def test_an_error_before_the_first_piece_shows_no_empty_columns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -407,7 +390,3 @@ def test_a_word_is_written_once_its_end_has_come() -> None:
         "",
     ]
     assert flow.end() == "x"
-
-
-def test_cells_are_counted_as_terminals_do() -> None:
-    assert [cells(text) for text in ("abc", "漢字", "e\u0301", "👩\u200d👩\u200d👧", "a\tb")] == [3, 4, 1, 2, 2]

@@ -10,15 +10,18 @@ import os
 import re
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
 from pypcd import errors
-from pypcd.cli import _options, _terminal, _text, info, main
+from pypcd.cli import _compare, _options, _table, _terminal, _text, info, main
 from pypcd.cli._conversation import Conversation, _text_of
 from pypcd.cli._generation import ContextFull, Figures, Generation, repeats
 from pypcd.cli.chat import COMMANDS, Chat
@@ -534,28 +537,80 @@ def test_each_command_of_the_chat_does_what_it_says(session, llm, capsys, monkey
             found = re.search(pattern, said)
             assert found, (line, said)
             said = said[found.end() :]
-    assert re.search(r"PCD paper:beta=1.5 +\| PCD off", out)
+    assert "--- PCD paper:beta=1.5 ---" in out and "--- PCD off ---" in out
     assert [m["content"] for m in session.messages[::2]] == ["hello", "/exit is a message"]
     saved = json.loads((tmp_path / "talk.json").read_text())
     assert [m["role"] for m in saved["messages"]] == ["user", "assistant"]
     assert saved["system"] == "be kind" and saved["settings"]["top_k"] == 5
 
 
+class Screen(io.StringIO):
+    """A terminal that keeps what is written."""
+
+    def isatty(self):
+        return True
+
+
 def test_model_output_cannot_drive_the_terminal():
     assert _text.clean("a\x1b[31m\x07b\r\n\tc\x9b\u202e") == "a\u241b[31m\u2407b\n\tc\ufffd\ufffd"
 
 
-def test_no_colour_but_on_a_terminal(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+MARKDOWN = "# ?\n- ?\n\n| ? | b |\n| --- | --- |\n| ? | ? |"
 
+WAYS = {
+    "print": print,
+    "print an error": lambda text: print(text, file=sys.stderr),
+    "write": _terminal.write,
+    "say": _terminal.say,
+    "note": _terminal.note,
+    "an answer in pieces": lambda text: [(p := _terminal.Printer()).write(text), p.end()],
+    "a table": lambda text: print(_table.table([text, "x"], [[text, text]], [False, True], 1, 30)),
+    "Markdown": lambda text: print(_table.aligned(MARKDOWN.replace("?", re.sub("[|\n]", "", text)), 30)),
+    "a bar": lambda text: _terminal.Bar(9, text, "", enabled=True).update(),
+    "two answers": lambda text: _look(text),
+}
+
+
+def _look(text):
+    with _compare.view([text, text]) as look:
+        look(0, text)
+        look(1, _text.Changed(text))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(st.text(st.one_of(st.characters(max_codepoint=0xA0), st.sampled_from("漢👩\u200d[bold]\u202e\x1b\x9b"))))
+def test_no_control_code_of_foreign_text_reaches_the_terminal(way, text):
+    """What does stand there is what rich and we write for a text without any: colours, and moves of the cursor."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", "xterm")
+        patch.setenv("COLUMNS", "80")
+        patch.setattr(_terminal.Bar, "delay", 0)
+        screens = Screen(), Screen()
+        patch.setattr("sys.stdout", screens[0])
+        patch.setattr("sys.stderr", screens[1])
+        _terminal.setup()
+        WAYS[way](text)
+    shown = re.sub(r"\x1b\[(\d*(;\d+)*m|\?25[lh]|1A|2K)|\r(?=\x1b\[2K)", "", "".join(s.getvalue() for s in screens))
+    assert not {c for c in shown if unicodedata.category(c) == "Cc"} - {"\n", "\t"}
+    assert not set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069") & set(shown)
+    if way in ("print", "print an error", "write"):
+        assert not re.search("\x1b", "".join(s.getvalue() for s in screens))
+
+
+def test_a_pipe_gets_a_text_as_it_is(capsys):
+    _terminal.setup()
+    _terminal.write("a\x1b[31mb")
+    print("c\x07")
+    assert capsys.readouterr().out == "a\x1b[31mbc\x07\n"
+
+
+def test_no_colour_but_on_a_terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert _terminal.faint("x", Terminal()) == "\x1b[2mx\x1b[0m"
+    assert _terminal.faint("x", Screen()) == "\x1b[2mx\x1b[0m"
     assert _terminal.faint("x", io.StringIO()) == "x"
     monkeypatch.setenv("NO_COLOR", "1")
-    assert _terminal.faint("x", Terminal()) == "x"
+    assert _terminal.faint("x", Screen()) == "x"
 
 
 # -- the commands, through pipes -------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from conftest import run_python
 
 from pypcd.cli import COMMANDS, main, make_parser
 
-HEAVY = {"llama_cpp", "numpy", "gguf", "jinja2", "tqdm", "prompt_toolkit", "wcwidth", "shtab", "pypcd.llama"}
+HEAVY = {"llama_cpp", "numpy", "gguf", "jinja2", "rich", "prompt_toolkit", "shtab", "pypcd.llama"}
 MODULES = """if True:
     import sys
     import pypcd

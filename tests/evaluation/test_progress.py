@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from pypcd.cli import _progress
+from pypcd.cli import _progress, _terminal
 from pypcd.cli._progress import Follower, duration
 from pypcd.evaluation import Plan, Progress
 
@@ -88,7 +88,10 @@ def test_later_passes_are_expected_until_they_come() -> None:
 
 
 class Bar:
-    disable = True
+    n = 0.0
+
+    def update(self, n: float) -> None:
+        self.n += n
 
     def clear(self) -> None:
         pass
@@ -128,24 +131,20 @@ def test_a_bar_shows_questions_and_the_time_left(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setenv("TERM", "xterm")
     plan, clock = Plan("m", ("kv",), ("greedy",), (1000,), n=40), Clock()
+    monkeypatch.setattr(_terminal.Bar, "delay", 0)
+    monkeypatch.setattr(_terminal.Bar, "pause", 0)
+    monkeypatch.setenv("COLUMNS", "100")
     with _progress.following("answering") as progress:
         progress._clock = clock
-        progress._bar.delay = 0
-        follow(plan, progress, clock, stop=10)
-        progress._drawn = 0
-        progress._bar.last_print_t = 0
-        progress.answered(("kv", 1000, 10, "greedy"), 2.0)
-        clock.now += 2
-    assert "answering: 11 of 40 questions, about 5" in stream.getvalue() and "s left" in stream.getvalue()
-    assert " 28%" in stream.getvalue()
+        follow(plan, progress, clock, stop=11)
+        drawn = stream.getvalue()
+    assert "answering: 11 of 40 questions, about 58 s left" in drawn and " 28%" in drawn
+    assert stream.getvalue() != drawn and stream.getvalue().endswith("\x1b[2K"), "it is taken away at the end"
 
 
 def test_the_percentage_of_a_run_that_goes_on_is_that_of_its_counts() -> None:
     plan = Plan("m", ("kv",), ("greedy", "pcd"), (1000,), n=50)
     keys, bar = list(plan.everything()), Bar()
-    bar.disable, bar.n = False, 0.0
-    bar.set_description_str = lambda text, refresh: setattr(bar, "text", text)
-    bar.update = lambda n: setattr(bar, "n", bar.n + n)
     progress = Follower(bar, "answering")
     progress.begin(keys, [key for key in keys if key[2] >= 26])
     assert bar.text == "answering: 26 of 50 questions" and bar.n == 26 / 50
