@@ -1,0 +1,69 @@
+"""The questions of the published figures are still asked, word for word.
+
+The hashes are of what the generators gave that first drew these questions, with the tokenizer of the demo model and with one of the tests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+
+import pytest
+from fake_tokenizer import Words
+
+import pypcd
+from pypcd.evaluation import GROUPS, task
+from pypcd.evaluation.tasks.sample import Sample, Tokenizer
+from pypcd.evaluation.tokenizer import ModelTokenizer
+
+CELLS = {  # tokenizer, group, length, questions of each task: the hash of all of them
+    ("words", "everyday", 300, 100): "6f699a651f180145",
+    ("words", "everyday", 600, 8): "b5ab63648c3472fe",
+    ("words", "everyday-behind", 600, 8): "e604e77bf9bbeb81",
+    ("words", "reading", 600, 8): "cd930afca8b03db9",
+    ("words", "chats", 800, 8): "5950f3bdc280fb84",
+    ("words", "constrained", 420, 8): "223ad27976882101",
+    ("words", "constrained-shown", 420, 8): "b2eed0217117a110",
+    ("demo", "everyday", 600, 8): "37826e8de51ccf1b",
+    ("demo", "everyday-behind", 600, 8): "a25a6f0691e02816",
+    ("demo", "reading", 900, 8): "1840c6487765f7b1",
+    ("demo", "chats", 800, 8): "2a3866c0faf1ee29",
+    ("demo", "constrained-json", 500, 8): "4f732d4c53d8234a",
+    ("demo", "constrained-kv", 900, 200): "59a4034a449dca89",
+    ("words", "constrained-needle", 600, 20): "2bec76a4289ff60a",
+    ("words", "constrained-needle-shown", 600, 20): "c534c68880ccdb8e",
+}
+
+
+def digest(samples: Iterable[Sample]) -> str:
+    """The hash of all that decides on an answer and its score."""
+    found = hashlib.sha256()
+    for sample in samples:
+        prompt = sample.prompt
+        parts = (prompt.turns, prompt.segments, prompt.joiner, prompt.answer_prefix)
+        right = (
+            sample.answers,
+            sample.gold,
+            sample.end,
+            sample.depth,
+            sample.grammar,
+            sorted(sample.extra.get("others", ())),
+        )
+        found.update(json.dumps([sample.index, parts, right]).encode())
+    return found.hexdigest()[:16]
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> dict[str, Tokenizer]:
+    llm = pypcd.Llama("demo", n_ctx=64, n_threads=1, n_threads_batch=1)
+    return {"words": Words(), "demo": ModelTokenizer(llm)}
+
+
+@pytest.mark.parametrize(("tokenizer", "group", "length", "n"), CELLS)
+def test_published_questions_are_asked(
+    tokenizers: dict[str, Tokenizer], tokenizer: str, group: str, length: int, n: int
+) -> None:
+    made = [task(name) for name in GROUPS.get(group, (group,))]
+    samples = (sample for one in made for sample in one.samples(n, length, tokenizers[tokenizer], 0))
+    assert digest(samples) == CELLS[tokenizer, group, length, n]
