@@ -50,10 +50,8 @@ class Field:
         range: what is allowed.
         part: "twin": it makes L*. "contrast": it is an argument of pypcd.method.contrast(), which makes one row of L and L*. "floor": it says
             which tokens are contrasted at all (so does min_entropy, which contrast() applies). "work": how the twins are evaluated, or for whom.
-        what: what it does, in sentences.
-        cost: what it costs.
+        what: what it does, and what that costs, in sentences.
         own: whether a sequence can have another value than its context.
-        more: the heading of docs/settings.md that says more.
         numbers: the numbers that stand for names, or for None, in C.
     """
 
@@ -62,9 +60,7 @@ class Field:
     range: Range
     part: Part
     what: str
-    cost: str
     own: bool
-    more: str
     numbers: Mapping[Any, int]
 
     @property
@@ -91,14 +87,12 @@ def _field(
     part: Part,
     what: str,
     *,
-    cost: str = "nothing",
     own: bool = False,
-    more: str = "",
     numbers: Mapping[Any, int] | None = None,
 ) -> Any:
     if numbers is None and isinstance(allowed, Choice):
         numbers = {name: number for number, name in enumerate(allowed.names)}
-    known = Field("", default, allowed, part, what, cost, own, more, numbers or {})
+    known = Field("", default, allowed, part, what, own, numbers or {})
     return dataclasses.field(default=default, metadata={"field": known})
 
 
@@ -112,7 +106,6 @@ class Fields:
         "twin",
         "The slope of the transition T(x) = 2 - exp(alpha x) from the model's own to faster frequencies (Eq. 4). More over-rotates "
         "more; 0 leaves `L* = L`.",
-        cost="a change derives the second keys (see `cache`) of all tokens again, once",
     )
     beta: float = _field(
         2.5,
@@ -133,14 +126,13 @@ class Fields:
         Number(0, 1, open_below=True),
         "twin",
         "The lowered RoPE base over the model's own, B'/B (Eq. 4): how far the slow frequencies are over-rotated. 1 leaves `L* = L`.",
-        cost="as `alpha`",
     )
     relative_top: float = _field(
         0.0,
         Number(0, 1),
         "contrast",
-        "A cut: only tokens with at least this share of the highest probability stay in play. The paper has none.",
-        cost="saves time: `evaluation=auto` skips local passes that cannot change the outcome",
+        "A cut: only tokens with at least this share of the highest probability stay in play. The paper has none. It "
+        "saves the local passes that cannot change the outcome.",
         own=True,
     )
     cache: Cache = _field(
@@ -149,8 +141,8 @@ class Fields:
         "twin",
         "What the local pass sees of the prompt. rerotated: *second keys*, the cached keys rotated again to the over-rotated "
         "frequencies, and the same values. shared: cached keys and values as they are (the authors' public code). separate: keys and "
-        "values of a second, over-rotated evaluation of the whole prompt.",
-        cost="KV cache: 1.5 times with rerotated, twice with separate; separate also evaluates each prompt twice",
+        "values of a second, over-rotated evaluation of the whole prompt, which takes as long again. The KV cache takes 1.5 times the memory "
+        "with rerotated, and twice with separate.",
     )
     evaluation: Evaluation = _field(
         "auto",
@@ -159,7 +151,6 @@ class Fields:
         "fused: both passes in one batch. alternate: one after the other, and no local pass if only one token stays in play. auto: "
         "alternate with `relative_top` or `min_entropy`, else fused. Prompts and cache=separate are always fused. The logits differ by "
         "rounding only.",
-        cost="fused reads the weights once for both passes",
     )
     transition: Transition = _field(
         "exponential",
@@ -173,15 +164,14 @@ class Fields:
         "twin",
         "What is done to the rotation of the local pass. over-rotation: the paper. none: the local pass differs by its window alone, "
         "which works without RoPE too. noise (the method's first version): on cos and sin, with `cache` shared or separate.",
-        cost="none needs no memory",
         own=True,
     )
     window: int | None = _field(
         None,
         OrNone(Integer(1)),
         "twin",
-        "The local pass sees this many of the last positions, its own included. None: all.",
-        cost="saves time in long contexts",
+        "The local pass sees this many of the last positions, its own included. None: all. A window saves time "
+        "in long contexts.",
         own=True,
         numbers={None: 0},
     )
@@ -190,7 +180,6 @@ class Fields:
         Integer(0),
         "twin",
         "How many of the first positions a local pass with a window sees too.",
-        cost="above 0, with flash attention on a GPU: the window's keys and values are copied at each step",
         own=True,
     )
     band: Band = _field(
@@ -205,7 +194,6 @@ class Fields:
         OrNone(Choice(get_args(KeyType))),
         "twin",
         "The type of the second keys. None: that of the cached keys. Types with a q need a head size that is a multiple of 32.",
-        cost="KV cache beside f16 keys and values: 1.27 times with q8_0, 1.14 with q4_0",
         numbers={None: -1, **_GGML},
     )
     noise: float = _field(
@@ -237,7 +225,6 @@ class Fields:
         Choice(get_args(Sequences)),
         "work",
         "For batches of several sequences. chosen: PCD is off for those that `Llama.set_sequence_pcd` gave no setting.",
-        more="One sequence",
     )
     adaptive: Adaptive | None = _field(
         None,
@@ -245,7 +232,6 @@ class Fields:
         "contrast",
         "The strength of each step. None: `beta`. jsd: `beta` times the Jensen-Shannon divergence of softmax(`L`) and softmax(`L*`), "
         "0 to 1, as in AdaCAD (arXiv 2409.07394). It needs a larger beta, such as `window:adaptive=jsd:beta=5`.",
-        cost="0.2 to 0.3 ms a step with a vocabulary of 131,072 tokens",
         own=True,
         numbers={None: 0, **{name: number for number, name in enumerate(get_args(Adaptive), 1)}},
     )
@@ -254,7 +240,6 @@ class Fields:
         Integer(0),
         "floor",
         "Decode plainly until the context has this many tokens.",
-        cost="saves the local passes of short texts",
         own=True,
     )
     min_entropy: float = _field(
@@ -263,7 +248,6 @@ class Fields:
         "contrast",
         "Decode a token plainly if softmax(`L`) has less entropy than this, in bits. One bit is a choice between two equally probable "
         "tokens.",
-        cost="saves the local passes of sure steps, unless `evaluation=fused`",
         own=True,
     )
     min_first_entropy: float = _field(
@@ -272,9 +256,7 @@ class Fields:
         "floor",
         "Decode a whole answer plainly if softmax(`L`) has less entropy than this at its first token, in bits. An answer that begins "
         "before `min_context` is plain too.",
-        cost="saves the local passes of such answers",
         own=True,
-        more="Where an answer begins",
     )
 
 
