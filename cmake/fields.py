@@ -118,11 +118,10 @@ def page(text: str) -> str:
 
 def docs() -> str:
     """The table of docs/settings.md."""
-    lines = ["| field | default | allowed | what it does | what it costs |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| field | default | allowed | what it does |", "| --- | --- | --- | --- |"]
     for field in FIELDS.values():
-        more = f" [More](#{re.sub('[^a-z -]', '', field.more.lower()).replace(' ', '-')})." if field.more else ""
         default = f"{field.default:g}" if field.default == 1e-4 else field.default
-        cells = (f"`{field.name}`", str(default), field.range.allowed.replace("'", ""), field.what + more, field.cost)
+        cells = (f"`{field.name}`", str(default), field.range.allowed.replace("'", ""), field.what)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -50,10 +50,8 @@ class Field:
         range: what is allowed.
         part: "twin": it makes L*. "contrast": it is an argument of pypcd.method.contrast(), which makes one row of L and L*. "floor": it says
             which tokens are contrasted at all (so does min_entropy, which contrast() applies). "work": how the twins are evaluated, or for whom.
-        what: what it does, in sentences.
-        cost: what it costs.
+        what: what it does, and what that costs, in sentences.
         own: whether a sequence can have another value than its context.
-        more: the heading of docs/settings.md that says more.
         numbers: the numbers that stand for names, or for None, in C.
     """
 
@@ -62,9 +60,7 @@ class Field:
     range: Range
     part: Part
     what: str
-    cost: str
     own: bool
-    more: str
     numbers: Mapping[Any, int]
 
     @property
@@ -91,14 +87,12 @@ def _field(
     part: Part,
     what: str,
     *,
-    cost: str = "nothing",
     own: bool = False,
-    more: str = "",
     numbers: Mapping[Any, int] | None = None,
 ) -> Any:
     if numbers is None and isinstance(allowed, Choice):
         numbers = {name: number for number, name in enumerate(allowed.names)}
-    known = Field("", default, allowed, part, what, cost, own, more, numbers or {})
+    known = Field("", default, allowed, part, what, own, numbers or {})
     return dataclasses.field(default=default, metadata={"field": known})
 
 
@@ -110,9 +104,8 @@ class Fields:
         0.2,
         Number(0, 10),
         "twin",
-        "The slope of the transition T(x) = 2 - exp(alpha x) from the model's own to faster frequencies (Eq. 4). A larger one "
-        "over-rotates more; 0 leaves `L* = L`.",
-        cost="nothing; after a change the second keys (see `cache`) are derived again, once, of all tokens",
+        "The slope of the transition T(x) = 2 - exp(alpha x) from the model's own to faster frequencies (Eq. 4). More over-rotates "
+        "more; 0 leaves `L* = L`.",
     )
     beta: float = _field(
         2.5,
@@ -125,7 +118,7 @@ class Fields:
         30,
         Integer(1),
         "contrast",
-        "How many of the most probable tokens of `L` stay in play. 1 is plain, greedy decoding.",
+        "Top-k: how many of the most probable tokens of `L` stay in play. 1 is plain, greedy decoding.",
         own=True,
     )
     base_ratio: float = _field(
@@ -133,36 +126,31 @@ class Fields:
         Number(0, 1, open_below=True),
         "twin",
         "The lowered RoPE base over the model's own, B'/B (Eq. 4): how far the slow frequencies are over-rotated. 1 leaves `L* = L`.",
-        cost="as `alpha`",
     )
     relative_top: float = _field(
         0.0,
         Number(0, 1),
         "contrast",
-        "A plausibility cut: keep only tokens with at least this share of the highest probability, as contrastive decoding and DoLa "
-        "do. The paper has none.",
-        cost="nothing; saves time, since `evaluation=auto` skips twins that cannot change the outcome",
+        "A cut: only tokens with at least this share of the highest probability stay in play. The paper has none. It "
+        "saves the local passes that cannot change the outcome.",
         own=True,
     )
     cache: Cache = _field(
         "rerotated",
         Choice(get_args(Cache)),
         "twin",
-        "What the twin sees of the prompt. rerotated: the cached keys, rotated again to the over-rotated frequencies. shared: the "
-        "cached keys as they are. separate: keys and values of a second, over-rotated evaluation of the whole prompt.",
-        cost="memory for keys and values: 1.5 times with rerotated, twice with separate, none with shared; separate also evaluates "
-        "each prompt twice",
-        more="The readings of L*",
+        "What the local pass sees of the prompt. rerotated: *second keys*, the cached keys rotated again to the over-rotated "
+        "frequencies, and the same values. shared: cached keys and values as they are (the authors' public code). separate: keys and "
+        "values of a second, over-rotated evaluation of the whole prompt, which takes as long again. The KV cache takes 1.5 times the memory "
+        "with rerotated, and twice with separate.",
     )
     evaluation: Evaluation = _field(
         "auto",
         Choice(get_args(Evaluation)),
         "work",
-        "fused: token and twin in one batch. alternate: one after the other, and no twin if a single token is plausible. auto: "
-        "alternate with a cut (`relative_top`) or `min_entropy`, else fused; a prompt always fused. cache=separate is always fused.",
-        cost="fused reads the weights once, alternate twice for each twin; with `relative_top=0.1` alternate saves most if the model "
-        "is sure",
-        more="Fused or alternate",
+        "fused: both passes in one batch. alternate: one after the other, and no local pass if only one token stays in play. auto: "
+        "alternate with `relative_top` or `min_entropy`, else fused. Prompts and cache=separate are always fused. The logits differ by "
+        "rounding only.",
     )
     transition: Transition = _field(
         "exponential",
@@ -174,17 +162,16 @@ class Fields:
         "over-rotation",
         Choice(get_args(Perturbation)),
         "twin",
-        "What is done to the twin's rotation. over-rotation: the paper. none: the twin differs by its window alone, which works "
-        "without RoPE too. noise (the method's first version): on cos and sin, with `cache` shared or separate.",
-        cost="none needs no second keys, and so no memory",
+        "What is done to the rotation of the local pass. over-rotation: the paper. none: the local pass differs by its window alone, "
+        "which works without RoPE too. noise (the method's first version): on cos and sin, with `cache` shared or separate.",
         own=True,
     )
     window: int | None = _field(
         None,
         OrNone(Integer(1)),
         "twin",
-        "The twin sees the last so many positions, its own included. None: all.",
-        cost="saves time: the twin's attention no longer grows with the context",
+        "The local pass sees this many of the last positions, its own included. None: all. A window saves time "
+        "in long contexts.",
         own=True,
         numbers={None: 0},
     )
@@ -192,95 +179,84 @@ class Fields:
         4,
         Integer(0),
         "twin",
-        "How many of the first positions a twin with a window sees too.",
-        cost="above 0, with flash attention on a GPU, a copy of as many keys and values as the window has, at each step; else nothing "
-        "to speak of",
+        "How many of the first positions a local pass with a window sees too.",
         own=True,
     )
     band: Band = _field(
         "low",
         Choice(get_args(Band)),
         "twin",
-        "Which frequencies are perturbed. low: the paper. high: the table of Eq. 4 in reverse order. all: of both the larger. With "
+        "Which frequencies are perturbed. low: the paper. high: the table of Eq. 4 in reverse order. all: the larger of both. With "
         "noise: the slower half of the pairs, the faster half, all.",
     )
     type_k_over: KeyType | None = _field(
         None,
         OrNone(Choice(get_args(KeyType))),
         "twin",
-        "The type of the second keys. None: that of the cached keys. Types in blocks, those with a q, need a head size that is a multiple of 32.",
-        cost="memory: with f16 keys and values q8_0 takes 1.27 times in all instead of 1.5, q4_0 1.14",
+        "The type of the second keys. None: that of the cached keys. Types with a q need a head size that is a multiple of 32.",
         numbers={None: -1, **_GGML},
     )
     noise: float = _field(
         0.03,
         Number(0, 10),
         "twin",
-        "With `perturbation=noise`: its standard deviation.",
+        "The standard deviation of `perturbation=noise`.",
     )
     offset_min: int = _field(
         0,
         Integer(-OFFSET, OFFSET),
         "twin",
-        "With `perturbation=noise`: the twin's position is also moved, by a random number from `offset_min` to `offset_max`.",
+        "With `perturbation=noise`, positions of the local pass are also moved by random numbers from `offset_min` to `offset_max`.",
     )
     offset_max: int = _field(
         0,
         Integer(-OFFSET, OFFSET),
         "twin",
-        "It is at least `offset_min`. If both are 0, the position stays.",
+        "At least `offset_min`. If both are 0, positions stay.",
     )
     seed: int = _field(
         0,
         Integer(0),
         "twin",
-        "The seed of noise and offset, which depend on seed, position and layer alone: they are the same again each time.",
+        "The seed of noise and offset, which depend on seed, position and layer alone.",
     )
     sequences: Sequences = _field(
         "all",
         Choice(get_args(Sequences)),
         "work",
         "For batches of several sequences. chosen: PCD is off for those that `Llama.set_sequence_pcd` gave no setting.",
-        more="One sequence",
     )
     adaptive: Adaptive | None = _field(
         None,
         OrNone(Choice(get_args(Adaptive))),
         "contrast",
-        "What the strength of the contrast follows from token to token. None: it is `beta`. jsd: `beta` times the Jensen-Shannon "
-        "divergence of softmax(`L`) and softmax(`L*`), 0 to 1, as in AdaCAD.",
-        cost="at 131,072 tokens of vocabulary 0.2 to 0.3 ms a step",
+        "The strength of each step. None: `beta`. jsd: `beta` times the Jensen-Shannon divergence of softmax(`L`) and softmax(`L*`), "
+        "0 to 1, as in AdaCAD (arXiv 2409.07394). It needs a larger beta, such as `window:adaptive=jsd:beta=5`.",
         own=True,
-        more="How strong",
         numbers={None: 0, **{name: number for number, name in enumerate(get_args(Adaptive), 1)}},
     )
     min_context: int = _field(
         0,
         Integer(0),
         "floor",
-        "Decode plainly until there are so many tokens of context. 0: contrast from the first token on.",
-        cost="nothing; saves the twins of short texts",
+        "Decode plainly until the context has this many tokens.",
         own=True,
-        more="From when on",
     )
     min_entropy: float = _field(
         0.0,
         Number(0, 100),
         "contrast",
-        "Decode plainly if the model is sure: if softmax(`L`) has less entropy than this, in bits. 0: contrast at every step.",
-        cost="nothing to speak of; with `alternate` it saves the twins of sure steps",
+        "Decode a token plainly if softmax(`L`) has less entropy than this, in bits. One bit is a choice between two equally probable "
+        "tokens.",
         own=True,
-        more="If the model is sure",
     )
     min_first_entropy: float = _field(
         0.0,
         Number(0, 100),
         "floor",
-        "Decode a whole answer plainly if the model is sure of its first token: if softmax(`L`) has less entropy there, in bits. An "
-        "answer that begins before `min_context` is plain too. 0: contrast in every answer.",
-        cost="nothing; it saves the twins of such answers",
+        "Decode a whole answer plainly if softmax(`L`) has less entropy than this at its first token, in bits. An answer that begins "
+        "before `min_context` is plain too.",
         own=True,
-        more="If the model is sure",
     )
 
 

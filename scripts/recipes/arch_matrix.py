@@ -25,14 +25,12 @@ JSON, TABLE = ROOT / "docs/lab/architectures.json", ROOT / "docs/lab/architectur
 ABOUT = """\
 # Architectures
 
-This page says which architectures of llama.cpp PCD works on, at the pinned version. The checks use tiny random models:
-llama.cpp's own `test-llama-archs` writes most of them, `scripts/recipes/arch_models.cpp` the rest. This generates the page, and the
-numbers in [architectures.json](architectures.json), against which `tests/engine/test_archs.py` checks the library:
+This page says on which architectures of llama.cpp Positional Contrastive Decoding (PCD) works, at the pinned version. The checks use tiny random models, so they show whether the computation
+is right, not whether PCD helps. This command writes the page, and the numbers in [architectures.json](architectures.json), against which `tests/engine/test_archs.py` checks the library:
 
     python scripts/recipes/arch_matrix.py "$(scripts/recipes/arch_models)"
 
-The *standard row* is the logits of one position, the *twin's row* those of PCD's second evaluation of it. The columns of the table are
-[what the twin may see](../settings.md#the-readings-of-l).
+The *standard row* is the logits of one position, the *twin's row* those of PCD's local pass, its second evaluation. The columns are [what the local pass sees](../settings.md#values): a value of `cache`, or a window alone.
 """
 
 CHECKED = """\
@@ -40,15 +38,13 @@ CHECKED = """\
 
 - The standard row equals that of the same context without PCD (difference: {standard}).
 - With `base_ratio=1`, or a window longer than the text, the twin's row equals the standard row ({identity}).
-- Otherwise the twin's row differs from it by {moved} or more. A * marks a smaller difference, which is still more than rounding.
+- Otherwise it differs from the standard row by {moved} or more. A * marks a smaller difference, which is still more than rounding.
 - Fused and alternate evaluation agree, and so does PCD that is turned on after the prompt ({agree}).
 - llama.cpp without PCD computes the twin's row in another way, and agrees within a share of {share} of the twin's effect: on a cache
-  without the other cells (*window*), with a copy of the model that has the base theta' (*shared*, *separate*), or after its K-shift moved
-  each cached key to position 0 with theta and back with theta' (*rerotated*). A note marks architectures without such a comparison.
+  without the other cells (*window*), with a copy of the model that has the other RoPE base (*shared*, *separate*), or by its K-shift (*rerotated*). A note marks architectures without such a comparison.
 - *rerotated* and *separate*: {shift} positions further on, the twin's row is the same.
 
-Differences are normalised mean squared errors, as one machine had them; the machine that runs the checks measures its own rounding.
-Random models show whether the computation is right, not whether PCD helps.
+Differences are normalised mean squared errors, as one machine had them.
 """
 
 
