@@ -28,6 +28,8 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("cpp", "cmake", "pypcd", "CMakeLists.txt", "pyproject.toml", "scripts/install.py")
+# of these, what the compiled part depends on
+NATIVE = ("cpp", "cmake", "CMakeLists.txt", "pyproject.toml", "scripts/install.py", "pypcd/fields.py", "pypcd/checks.py", "pypcd/ggml.py")
 NO_SOURCES = ("/__pycache__/", "/pypcd/lib/", "/pypcd/bin/")
 CPUINFO = Path("/proc/cpuinfo")
 LAST_LINES, ERROR_LINES = 15, 10  # of the log, shown after a failure
@@ -109,16 +111,20 @@ class Environment:
         except (OSError, ValueError):  # never written, or cut off
             return {}
 
+    def files(self, names: Iterable[str]) -> Iterable[Path]:
+        """Those of these names, and in these folders, that are sources."""
+        paths = (path for name in names for path in [self.root / name, *(self.root / name).rglob("*")])
+        inside = ((path, f"/{path.relative_to(self.root).as_posix()}") for path in paths if path.is_file())
+        return (path for path, name in inside if not any(part in name for part in NO_SOURCES))
+
     def now(self) -> dict[str, str]:
         """All that an installation depends on but its extras; console scripts hold the folder's name."""
-        sources = (path for name in SOURCES for path in [self.root / name, *(self.root / name).rglob("*")])
-        inside = ((path, f"/{path.relative_to(self.root).as_posix()}") for path in sources if path.is_file())
-        files = (path for path, name in inside if not any(part in name for part in NO_SOURCES))
         packages = self.site("llama_cpp_python-*.dist-info/RECORD") + self.site("llama_pcd-*.dist-info/RECORD")
         return {
             "folder": str(self.root),
             "python": self.python_version(),
-            "sources": digest(self.root, files),
+            "sources": digest(self.root, self.files(SOURCES)),
+            "native": digest(self.root, self.files(NATIVE)),
             "packages": digest(self.root, packages),
         }
 
@@ -132,6 +138,17 @@ class Environment:
 
     def site(self, pattern: str) -> list[Path]:
         return list(self.venv.glob(f"lib*/python*/site-packages/{pattern}"))
+
+    def in_place(self, wanted: Sequence[str]) -> None:
+        """What runs the sources as they stand in the folder: an installation whose compiled part is theirs, and that part beside them."""
+        before, now = self.noted(), self.now()
+        same = all(before.get(name) == now[name] for name in ("folder", "python", "packages", "native"))
+        if not same or not {*wanted} <= {*before.get("extras", [])}:
+            self.install(wanted)
+        for installed in (*self.site("pypcd/lib"), *self.site("pypcd/bin")):
+            here = self.root / "pypcd" / installed.name
+            shutil.rmtree(here, ignore_errors=True)
+            shutil.copytree(installed, here, symlinks=True)
 
     # -- the steps ---------------------------------------------------------------------------------------------------
 
@@ -340,11 +357,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/install", description=__doc__.partition("\n")[0])
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help="of pyproject.toml's optional dependencies")
     parser.add_argument("--backend", choices=BACKENDS, help="into .venv-BACKEND, with this backend of ggml")
+    parser.add_argument(
+        "--in-place", action="store_true", help="beside the sources, to run these: a change of Python alone builds nothing"
+    )
     args = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
-        Environment(ROOT, args.backend).install([name for text in args.extras for name in text.split(",") if name])
+        environment, extras = Environment(ROOT, args.backend), [n for text in args.extras for n in text.split(",") if n]
+        (environment.in_place if args.in_place else environment.install)(extras)
     except Failed as error:
         print(error, file=sys.stderr)
         return 1

@@ -93,6 +93,24 @@ def test_files_that_change_names_or_ends_are_others(project: Project) -> None:
     assert len({*seen, environment.now()["sources"]}) == 4
 
 
+def test_in_place_a_change_of_python_alone_builds_nothing(project: Project) -> None:
+    """The sources run where they are, beside the compiled part of the installation, which is built when its own sources change."""
+    environment = project.program.Environment(project.root)
+    environment.in_place([])
+    assert project.lines() == [FIRST, BUILD, PACKAGE, REQUIRED]
+    library = project.change(f".venv/lib/python3.11/site-packages/pypcd/lib/libllama.so", "compiled")
+    project.change("pypcd/__init__.py", "another")
+    environment.in_place([])
+    assert project.lines() == [] and (project.root / "pypcd/lib/libllama.so").read_text() == "compiled"
+    library.write_text("compiled again")
+    project.change("cpp/a.cpp", "another")
+    environment.in_place([])
+    assert project.lines() == [BUILD, PACKAGE, REQUIRED]
+    assert (project.root / "pypcd/lib/libllama.so").read_text() == "compiled again"
+    environment.in_place(["test"])
+    assert len(project.lines()) == 2, "an extra that was not installed"
+
+
 def test_a_source_of_ones_own_is_always_built(installed: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYPCD_LLAMA_CPP_SOURCE", "/some/llama.cpp")
     installed.install()
