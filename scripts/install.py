@@ -29,7 +29,16 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("cpp", "cmake", "pypcd", "CMakeLists.txt", "pyproject.toml", "scripts/install.py")
 # of these, what the compiled part depends on
-NATIVE = ("cpp", "cmake", "CMakeLists.txt", "pyproject.toml", "scripts/install.py", "pypcd/fields.py", "pypcd/checks.py", "pypcd/ggml.py")
+NATIVE = (
+    "cpp",
+    "cmake",
+    "CMakeLists.txt",
+    "pyproject.toml",
+    "scripts/install.py",
+    "pypcd/fields.py",
+    "pypcd/checks.py",
+    "pypcd/ggml.py",
+)
 NO_SOURCES = ("/__pycache__/", "/pypcd/lib/", "/pypcd/bin/")
 CPUINFO = Path("/proc/cpuinfo")
 LAST_LINES, ERROR_LINES = 15, 10  # of the log, shown after a failure
@@ -358,7 +367,9 @@ def main() -> int:
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help="of pyproject.toml's optional dependencies")
     parser.add_argument("--backend", choices=BACKENDS, help="into .venv-BACKEND, with this backend of ggml")
     parser.add_argument(
-        "--in-place", action="store_true", help="beside the sources, to run these: a change of Python alone builds nothing"
+        "--in-place",
+        action="store_true",
+        help="beside the sources, to run these: a change of Python alone builds nothing",
     )
     args = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -98,7 +98,7 @@ def test_in_place_a_change_of_python_alone_builds_nothing(project: Project) -> N
     environment = project.program.Environment(project.root)
     environment.in_place([])
     assert project.lines() == [FIRST, BUILD, PACKAGE, REQUIRED]
-    library = project.change(f".venv/lib/python3.11/site-packages/pypcd/lib/libllama.so", "compiled")
+    library = project.change(".venv/lib/python3.11/site-packages/pypcd/lib/libllama.so", "compiled")
     project.change("pypcd/__init__.py", "another")
     environment.in_place([])
     assert project.lines() == [] and (project.root / "pypcd/lib/libllama.so").read_text() == "compiled"
