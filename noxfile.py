@@ -90,7 +90,7 @@ for name, (first, packages) in CONSUMERS.items():
     consumers(name, first, packages)
 
 
-@nox.session(python=["3.9", "3.10", "3.11", "3.12", "3.13", "3.14"], default=False)
+@nox.session(python=["3.10", "3.11", "3.12", "3.13", "3.14"], default=False)
 def versions(session: nox.Session) -> None:
     """The tests, or those that are named behind --."""
     install(session, extras="[test]")

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Sequence
-from typing import Any, Callable, Union
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from pypcd.errors import InputError, did_you_mean
 
@@ -130,7 +130,7 @@ class OrNone:
         return None if value is None else self.kind(name, value)
 
 
-Check = Union[Number, Integer, Choice, OrNone, Callable[[str, Any], Any]]
+Check = Number | Integer | Choice | OrNone | Callable[[str, Any], Any]
 
 
 def check(of: object, **checks: Check) -> None:

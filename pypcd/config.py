@@ -20,7 +20,7 @@ import pathlib
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 from pypcd import files
 from pypcd.checks import Integer, check, literal
@@ -381,5 +381,5 @@ def is_profile(text: str) -> bool:
     return text.strip().endswith(".json")
 
 
-PCDSetting = Union[None, bool, str, PCDFields, PCDConfig, Profile]
+PCDSetting = None | bool | str | PCDFields | PCDConfig | Profile
 """What `pcd=` takes: off, on, a text, a mapping of fields, a whole setting, or a profile that was read."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict, Union, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from pypcd.checks import Check, Choice, Integer, Number, OrNone
 
@@ -36,7 +36,7 @@ _GGML = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1"
 
 OFFSET = 2**20  # positions
 
-Range = Union[Number, Integer, Choice, OrNone]
+Range = Number | Integer | Choice | OrNone
 Part = Literal["twin", "contrast", "floor", "work"]
 
 

@@ -15,8 +15,8 @@ import inspect
 import threading
 import weakref
 from _thread import RLock
-from collections.abc import Generator, Iterator, Sequence
-from typing import Any, Callable, TypeVar
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 

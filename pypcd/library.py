@@ -20,7 +20,8 @@ import re
 import site
 import sys
 import sysconfig
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from pypcd import ggml
 from pypcd.errors import InputError, LibraryError

@@ -8,8 +8,8 @@ B the RoPE base, d the number of rotated dimensions of a head, L and L* the logi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt

@@ -16,7 +16,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterable
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 from pypcd.checks import Integer, literal
 from pypcd.errors import InputError, RPCError
@@ -34,7 +34,7 @@ __all__ = [
     "parse_servers",
 ]
 
-Servers = Union[str, Iterable[str], None]  # as a caller writes them
+Servers = str | Iterable[str] | None  # as a caller writes them
 
 MAX_SERVERS = 16  # GGML_RPC_MAX_SERVERS, and as many devices a model can have
 PROTOCOL = (7, 0)  # RPC_PROTO_{MAJOR,MINOR}_VERSION of the pinned ggml; a test compares them with its header
@@ -215,7 +215,7 @@ class _Stream:
                 answer = self._read(size)
                 if len(answer) == size:
                     return answer
-        except socket.timeout:
+        except TimeoutError:
             raise RPCError(_silent(self._address, self._seconds)) from None
         except OSError:
             told = b""

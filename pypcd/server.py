@@ -17,6 +17,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import http.client
+import itertools
 import json
 import os
 import pathlib
@@ -27,8 +28,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import llama_cpp
 
@@ -540,7 +541,7 @@ def _is_gone(address: str) -> bool:
 
 def _aliases(options: Sequence[str]) -> list[str]:
     """The names that llama-server's own options give a model."""
-    given = [value for word, value in zip(options, options[1:]) if word in ("--alias", "-a")]
+    given = [value for word, value in itertools.pairwise(options) if word in ("--alias", "-a")]
     return [name.strip() for value in given for name in value.split(",") if name.strip()]
 
 

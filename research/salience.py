@@ -13,7 +13,7 @@ import json
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +42,7 @@ RANKS = (1, 2, 3, 5, 9, 17, 33, 65)
 
 _MAX_SKIPPED = 8
 
-Settings = Mapping[str, Optional[PCDConfig]]
+Settings = Mapping[str, PCDConfig | None]
 
 
 @dataclasses.dataclass(frozen=True)

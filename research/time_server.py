@@ -24,7 +24,8 @@ import os
 import random
 import statistics
 import time
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from pypcd import engine
 from pypcd.cli import _options

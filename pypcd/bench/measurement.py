@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -100,7 +100,7 @@ def _keeps_second(config: PCDConfig | None) -> bool:
     return config.cache == "separate" or config.perturbation == "over-rotation"
 
 
-_Place = tuple[str, Optional[str], bool]
+_Place = tuple[str, str | None, bool]
 
 
 def _place(config: PCDConfig | None) -> _Place:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Sequence
-from typing import Any, Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import llama_cpp
 

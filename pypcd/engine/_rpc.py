@@ -14,8 +14,8 @@ import os
 import pathlib
 import sys
 import weakref
-from collections.abc import Sequence
-from typing import Any, Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import llama_cpp
 

@@ -23,8 +23,8 @@ import time
 import urllib.parse
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterator
-from typing import Any, Callable, TypeVar
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, TypeVar
 
 from pypcd import machine
 from pypcd.checks import Integer

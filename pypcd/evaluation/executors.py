@@ -12,8 +12,8 @@ import os
 import queue
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
-from typing import Any, Callable, Protocol, TypeVar, Union
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 
 from pypcd import machine
 from pypcd.errors import ArgumentError, InputError, ModelError, PCDError, UnsupportedError
@@ -161,7 +161,7 @@ class ProcessPool(InProcess):
                 process.join()
 
 
-Jobs = Union[int, Executor]  # a number of processes on this machine, or another place
+Jobs = int | Executor  # a number of processes on this machine, or another place
 
 
 def executor_of(jobs: Jobs) -> Executor:

@@ -12,7 +12,8 @@ import inspect
 import os
 import sys
 import warnings
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from pypcd.config import PCDConfig, PCDSetting, load
 from pypcd.errors import InputError, UnsupportedError

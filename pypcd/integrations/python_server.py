@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
-from typing import Annotated, Any, Callable, Optional, Union
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
 
 from fastapi.exceptions import RequestValidationError  # type: ignore[import-not-found,unused-ignore]
 from pydantic import BeforeValidator, Field, create_model  # type: ignore[import-not-found,unused-ignore]
@@ -61,7 +61,7 @@ def _checked(value: Any) -> Any:
 
 
 def _request(base: Any) -> Any:
-    setting = Annotated[Optional[Union[bool, str, dict[str, Any]]], BeforeValidator(_checked)]
+    setting = Annotated[bool | str | dict[str, Any] | None, BeforeValidator(_checked)]
     about = "Positional Contrastive Decoding for this request: true, false, a preset or values; null: as the server was started."
     field: Any = (setting, Field(default=None, description=about, examples=["unsure", {"beta": 1.5}, False]))
     return create_model(base.__name__, __base__=base, __module__=base.__module__, pcd=field)

@@ -24,6 +24,8 @@ from pypcd.cli._text import Changed, Flow, cells, clean, underlined, wrap
 
 pytest.importorskip("pexpect")
 pyte = pytest.importorskip("pyte")
+import itertools
+
 from terminal import Terminal
 
 # Python 3.12 warns of forks beside threads, which are llama.cpp's
@@ -199,7 +201,7 @@ def test_answers_wrap_between_words(chat: Chat, tmp_path: Path) -> None:
     words = answer.split()
     assert max(map(cells, words)) <= columns and len(words) > 40  # so none of them needs to be cut
     assert [word for row in rows for word in row.split()] == words
-    full = [row for row, below in zip(rows, rows[1:]) if below and cells(f"{row} {below.split()[0]}") > columns]
+    full = [row for row, below in itertools.pairwise(rows) if below and cells(f"{row} {below.split()[0]}") > columns]
     assert len(full) > 3  # the rows that end where the next word would not fit
 
 

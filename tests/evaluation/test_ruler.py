@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import random
 import re
 import runpy
@@ -57,7 +58,7 @@ def test_the_chain_is_in_order_and_leads_to_the_references(n: int, n_tokens: int
 def _chain(sample: Sample) -> list[str]:
     """The lines that lead to the answers."""
     names = sample.answers
-    return [f"VAR {names[0]} = {_asked_value(sample)}", *(f"VAR {b} = VAR {a} " for a, b in zip(names, names[1:]))]
+    return [f"VAR {names[0]} = {_asked_value(sample)}", *(f"VAR {b} = VAR {a} " for a, b in itertools.pairwise(names))]
 
 
 def test_variable_tracking_is_rulers() -> None:

@@ -8,9 +8,9 @@ import inspect
 import pickle
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import llama_cpp
 import pytest

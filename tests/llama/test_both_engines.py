@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import llama_cpp
 import numpy as np

@@ -9,7 +9,8 @@ import multiprocessing
 import operator
 import os
 import threading
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import llama_cpp
 import pytest

@@ -7,8 +7,9 @@ import pickle
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import llama_cpp
 import numpy as np

@@ -10,7 +10,8 @@ import pickle
 import re
 import sys
 import types
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import llama_cpp
 import numpy as np

@@ -40,8 +40,3 @@ def test_the_names_are_those_of_llama_cpp(name: str) -> None:
 
 def test_what_pypcd_names_itself_is_known_where_it_is_passed_on() -> None:
     assert set(typed("OpeningWithOurs")) == set(typed("Opening")) | NAMED - {"model_path"}
-
-
-def test_calling_a_model_is_create_completion() -> None:
-    assert inspect.unwrap(pypcd.Llama.__call__) is inspect.unwrap(pypcd.Llama.create_completion)
-    assert pypcd.Llama.create_completion.__doc__ and "pcd: for this call" in pypcd.Llama.create_completion.__doc__

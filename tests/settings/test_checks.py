@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from argparse import ArgumentTypeError
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import pytest

@@ -17,9 +17,9 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Callable, get_args
+from typing import Any, get_args
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy
 

@@ -158,7 +158,7 @@ def _search(rng: random.Random, names: Iterator[str]) -> _Core:
     steps = rng.randint(1, MOST_STEPS)
     sizes = (1, *(rng.randint(1, WIDEST) for _ in range(steps - 1)), rng.randint(1, MOST_ANSWERS))
     layers = [tuple(itertools.islice(names, size)) for size in sizes]
-    edges = {(rng.choice(layer), node) for layer, following in zip(layers, layers[1:]) for node in following}
+    edges = {(rng.choice(layer), node) for layer, following in itertools.pairwise(layers) for node in following}
     for _ in range(rng.randint(0, MOST_MORE)):
         at = rng.randrange(steps)
         edge = rng.choice(layers[at]), rng.choice([node for layer in layers[: at + 2] for node in layer])

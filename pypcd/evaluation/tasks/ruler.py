@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import random
 import string
@@ -345,7 +346,7 @@ def _names(rng: random.Random, n_letters: int) -> tuple[str, ...]:
 
 
 def _chain(names: Sequence[str], value: int) -> list[str]:
-    hops = [f"VAR {name} = VAR {before} " for before, name in zip(names, names[1:])]
+    hops = [f"VAR {name} = VAR {before} " for before, name in itertools.pairwise(names)]
     return [f"VAR {names[0]} = {value}", *hops]
 
 
