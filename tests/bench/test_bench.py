@@ -17,6 +17,7 @@ from pypcd.bench import (
     DEFAULT_METHODS,
     Measurement,
     bench,
+    measurement,
     methods_for,
     timing,
 )
@@ -35,7 +36,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measure(
     model: Path, methods: dict[str, PCDConfig | None], *lengths: int, sequences: Sequence[int] = (1,), **more: Any
 ) -> list[Measurement]:
-    options = {"n_tokens": 2, "rounds": 2, "flash_attn": (False,), "n_threads": 1, "n_threads_batch": 1}
+    options = {
+        "n_tokens": 2,
+        "rounds": more.pop("rounds", 2),
+        "flash_attn": (False,),
+        "n_threads": 1,
+        "n_threads_batch": 1,
+    }
     return list(bench(str(model), methods, lengths or (16,), sequences=sequences, **options, **more))
 
 
@@ -339,3 +346,13 @@ def test_graphs_are_no_longer_counted(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         main(["bench", "demo", "--graph"])
     assert "--graph left the package" in capsys.readouterr().err
+
+
+def test_a_ratio_is_the_median_of_rounds_beside_greedys(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: steps take 2, 9 and 4 times as long as greedy's in their rounds, prompts 3 times."""
+    steps, prompts = iter([1.0, 2.0, 2.0, 18.0, 1.0, 4.0]), iter([1.0, 3.0] * 3)
+    monkeypatch.setattr(measurement._Model, "time", lambda *_: (next(steps), 1.0))
+    monkeypatch.setattr(measurement._Model, "read", lambda *_: next(prompts))
+    greedy, window = measure(model, methods_for(["pcd:window"]), rounds=3)
+    assert (greedy.ratio, window.ratio, window.prefill_ratio) == (1, 4, 3)
+    assert (greedy.tokens_per_second, window.tokens_per_second) == (1, 0.25)
