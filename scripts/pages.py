@@ -97,7 +97,7 @@ def reference() -> Iterator[tuple[str, str]]:
         members = (setting() if member == "PCDConfig" else f"::: {name}.{member}" for member in names)
         yield name.rpartition(".")[2], "\n\n".join([*parts, *members])
     with mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"):
-        parser, commands = cli.make_parser([*cli.COMMANDS, *cli.LAB])
+        parser, commands = cli.make_parser(cli.COMMANDS)
         helps = {"# Commands": parser, **{f"## {name}": command for name, command in commands.items()}}
         yield "commands", "\n\n".join(f"{title}\n\n```text\n{of.format_help()}```" for title, of in helps.items())
     parts = ["# C API"]
