@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from research.recorded import record
 from runs import DEMO, ONE, Records, finished, lines, python_path, tables, wait_until, without_time
 
 import pypcd
@@ -292,15 +291,6 @@ def test_what_a_worker_cannot_do_is_its_error(cluster: Cluster, tmp_path: Path) 
     with pytest.raises(ValueError, match="worker tcp://.*: kv-short at length 30: n_tokens is 30"):
         evaluate(dataclasses.replace(DEMO, lengths=(180, 30)), directory, options=ONE, jobs=cluster)
     assert not directory.samples.exists()
-
-
-def test_rows_are_recorded_on_a_cluster_too(cluster: Cluster, tmp_path: Path) -> None:
-    plan = Plan("demo", ("kv-short",), ("pcd:window",), (180,), n=3)
-    made = [
-        record(plan, Directory(tmp_path / name), jobs=jobs, options=ONE).records
-        for name, jobs in (("here", 1), ("there", cluster))
-    ]
-    assert len(made[0]) == 6 and without_time(made[0]) == without_time(made[1])
 
 
 def test_without_dask_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
