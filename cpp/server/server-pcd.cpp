@@ -278,12 +278,11 @@ static void check_nesting(const std::string & body) {
             for (i = begin; i < body.size() && body[i] != '"'; ++i) {
                 i += body[i] == '\\';
             }
-            const std::string text = body.substr(std::min(begin, body.size()), i - begin);
-            const size_t next = body.find_first_not_of(" \t\r\n", i + 1);
+            const size_t next = body.find_first_not_of(" \t\r\n", i + 1); // a document is long, and not copied
             if (next != std::string::npos && body[next] == ':') {
-                key = text;
-            } else if (key == "grammar" || key == "pattern" || key == "arguments") {
-                check_depth(depth_of(text), "field '" + key + "'");
+                key = body.substr(begin, i - begin);
+            } else if (begin < body.size() && (key == "grammar" || key == "pattern" || key == "arguments")) {
+                check_depth(depth_of(body.substr(begin, i - begin)), "field '" + key + "'");
             }
         }
     }
