@@ -72,7 +72,7 @@ _HOME_OF = {
 
 # names of the first release
 _MOVED = {
-    "analysis": "lab and pypcd.explain",
+    "analysis": "explain; the rest is in research/ of a clone",
     "contrast": "method.contrast",
     "frequencies": "method.frequencies",
     "measure": "bench",

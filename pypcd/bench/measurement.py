@@ -32,10 +32,8 @@ GREEDY = "greedy"  # plain decoding
 TWO_ROWS = "two-rows"  # plain steps of two tokens of each sequence: the cost of a second row, without PCD
 STOCK = "llama_cpp"  # llama_cpp.Llama with llama-cpp-python's own library, in another process, with one sequence
 
-DEFAULT_METHODS = (
-    "pcd:unsure",
-    "pcd:window:relative_top=0.1",
-)  # the two settings that gain more than they cost somewhere
+# the two settings that gain more than they cost somewhere
+DEFAULT_METHODS = ("pcd:unsure", "pcd:window:relative_top=0.1")
 
 SEQUENCES = Integer(1, engine.N_SEQUENCES)
 _PROMPT_ROUNDS = 3

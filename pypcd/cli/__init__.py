@@ -41,13 +41,15 @@ COMMANDS = {
     "completion": "print the script that completes pypcd's options in your shell",
 }
 
-# what was a command, or an option of one, and how it is run now: in a clone of the repository
+_LEFT = "left the package; in a clone of its repository: python -m research"
+
+# what was a command, or an option of one, and what there is instead
 _MOVED = {
-    **{name: f"python -m research.{name}" for name in ("salience", "plot", "nocache", "spectrum")},
-    "lab": "python -m research.NAME, with salience, plot, nocache or spectrum for NAME",
-    "--paper": "python -m research.eval MODEL --paper TABLE",
-    "--graph": "commit 7d6ac68 counts graphs and the host's time; bench has ratios and memory",
-    "--all": "name the methods with --method",
+    **{name: f"{_LEFT}.{name}" for name in ("salience", "plot", "nocache", "spectrum")},
+    "lab": f"{_LEFT}.NAME, with salience, plot, nocache or spectrum for NAME",
+    "--paper": f"{_LEFT}.eval MODEL --paper TABLE",
+    "--graph": "left the package; commit 7d6ac68 counts graphs and the host's time",
+    "--all": "left the package; name the methods with --method",
 }
 
 
@@ -151,7 +153,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         parser.error(f"there is no option {argv[0]}; the commands: {', '.join(COMMANDS)}")
     if name is not None and name not in commands:
         if name in _MOVED:
-            parser.error(f"'pypcd {name}' left the package; in a clone of its repository: {_MOVED[name]}")
+            parser.error(f"'pypcd {name}' {_MOVED[name]}")
         parser.error(f"there is no command {name!r}{did_you_mean(name, COMMANDS)}; the commands: {', '.join(COMMANDS)}")
     own, of_server = argv, []
     if name is not None and "--" in argv and commands[name].get_default("server_options") is not None:
@@ -162,7 +164,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if unknown and name is not None:
         command, word = commands[name], unknown[0].partition("=")[0]
         if name in ("eval", "bench") and word in _MOVED:
-            command.error(f"{word} left the package; in a clone of its repository: {_MOVED[word]}")
+            command.error(f"{word} {_MOVED[word]}")
         if not word.startswith("-"):
             command.error(f"unexpected argument {unknown[0]!r}")
         shown = (action for action in command._actions if action.help != argparse.SUPPRESS)

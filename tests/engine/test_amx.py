@@ -44,7 +44,7 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # --- the probe ---
 
 
-def test_kernels_that_work_are_found_right(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_work_are_found_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe itself, on the kernels that this CPU has in AMX's place, where it has none."""
     monkeypatch.setattr(_amx_probe.llama_cpp, "llama_print_system_info", lambda: b"AMX_INT8 = 1")
     assert HAS_AMX or _amx_probe.main(str(DEMO_MODEL)) == "right"
