@@ -23,7 +23,6 @@ __all__ = [
     "same_sentence",
     "set_f1",
     "word_match",
-    "wrong_values",
 ]
 
 KV_SEPARATORS = ("\n", ":", '"', "'", ".", ",", "?", "!", "{", "}")
@@ -99,20 +98,6 @@ def first_named(prediction: str, answer: str, others: Sequence[str] = (), spelt:
     if is_number and given != spelt.casefold():
         return float(_number(given) == _number(answer))
     return float(given in (answer.casefold(), spelt.casefold()))
-
-
-def wrong_values(values: Iterable[str], answer: str, question: str) -> tuple[str, ...]:
-    """The others of first_named(): the values but for the answer and those that the question itself names. If the answer is a
-    number there are none, since every other number is wrong."""
-    if answer[:1].isdigit():
-        return ()
-    return tuple(
-        sorted(
-            value
-            for value in {*values}
-            if value != answer and not re.search(rf"(?<!\w){re.escape(value)}(?!\w)", question, re.IGNORECASE)
-        )
-    )
 
 
 def same_sentence(prediction: str, answer: str) -> float:
