@@ -170,12 +170,10 @@ class ListNames(argparse.Action):
         from pypcd import decode, evaluation  # slow to import, and only this option needs them
 
         tasks, groups = evaluation.TASKS, evaluation.GROUPS
-        from_files = evaluation.tasks.FROM_FILES
-        known = (*evaluation.tasks.parts_of(groups), *from_files)
+        known = evaluation.tasks.parts_of(groups)
         for line in (
             f"tasks: {', '.join(name for name in tasks if name not in known)}",
             *(f"  {group}, which is all of: {', '.join(names)}" for group, names in groups.items()),
-            f"  from files or the Hugging Face hub: {', '.join(name for name in from_files if name not in groups['ruler-files'])}",
             f"methods: {', '.join(decode.names())}",
             "  join parts with +, write values after colons, such as beam:4+pcd:beta=1.5 (docs/lab/methods.md)",
         ):

@@ -58,9 +58,12 @@ from pypcd.evaluation import (
     run,
     run_options,
     task,
+    tasks,
 )
 from pypcd.evaluation.gold import Gold
+from pypcd.evaluation.tasks.sample import Sample, Tokenizer
 from pypcd.gguf import DEMO_MODEL, read_gguf
+from pypcd.prompt import Prompt
 from pypcd.vocabulary import Vocabulary
 
 Load = Callable[..., pypcd.Llama]
@@ -355,50 +358,31 @@ def test_other_questions_are_another_run(finished: tuple[Directory, Records], tm
         evaluate(DEMO, directory, options=ONE)
 
 
-def test_other_rows_of_a_file_are_another_run(tmp_path: Path) -> None:
-    row = {"context": "A bat is no bird.", "input": "Is a bat a bird?", "answers": ["no"]}
-    file, other = tmp_path / "rows.jsonl", tmp_path / "moved.jsonl"
-    file.write_text(json.dumps(row) + "\n")
-    run = Directory(tmp_path / "run")
-    for name in ("longbench-qasper", "longbench-hotpotqa"):
-        plan = Plan("demo", (name,), ("greedy",), (1024,), n=1, data=str(file), max_tokens=2)
-        evaluate(plan, run, options=ONE)
-    assert len(set(json.loads((run.path / "run.json").read_text())["data_sha256"])) == 2
-    file.rename(other)
-    evaluate(dataclasses.replace(plan, data=str(other)), run, options=ONE)
-    other.write_text(json.dumps({**row, "answers": ["yes"]}) + "\n")
-    with pytest.raises(ValueError, match="longbench-hotpotqa"):
-        evaluate(dataclasses.replace(plan, data=str(other)), run, options=ONE)
+class Few:
+    """A task with three questions."""
+
+    name, metric, max_tokens, stop, n_questions, may_exceed, one_text = "few", "accuracy", 2, "", 3, False, True
+
+    def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
+        order = [0, 1, 2] if seed == 0 else [1, 2, 0]
+        return [
+            Sample(i, Prompt("A ", (f"bat is {k}.",), " ", f" What is {k}?"), (str(k),))
+            for i, k in enumerate(order[:n])
+        ]
+
+    def score(self, prediction: str, sample: Sample) -> float:
+        return float(sample.answers[0] in prediction)
 
 
-def test_a_task_from_a_file_has_as_many_questions_as_there_are(tmp_path: Path) -> None:
-    """If a file has too few questions, the control's pool takes the asked ones, except the current one."""
-    rows = [{"context": f"A bat is {k}.", "input": f"What is {k}?", "answers": [str(k)]} for k in range(3)]
-    file = tmp_path / "qasper.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    plan = Plan("demo", ("longbench-qasper", "kv-short"), ("control",), (1024,), n=5, data=str(file), max_tokens=2)
+def test_a_task_has_as_many_questions_as_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a task has too few questions, the control's pool takes the asked ones, except the current one."""
+    monkeypatch.setattr(tasks, "_TASKS", dict(tasks._TASKS))
+    tasks.register(Few())
+    plan = Plan("demo", ("few", "kv-short"), ("control",), (1024,), n=5, max_tokens=2)
     outcome = evaluate(plan, Directory(tmp_path / "run"), options=ONE)
     assert len(outcome.records) == 2 * (3 + 5) and not any("error" in r for r in outcome.records.values())
-    text = markdown(plan, outcome.records, {"longbench-qasper": "F1", "kv-short": "x"}, {})
-    assert "## longbench-qasper (F1, 3 questions)" in text and "## kv-short (x)" in text
-
-
-def test_questions_that_ruler_made_may_have_twice_the_length(tmp_path: Path) -> None:
-    which = "Answer the question based on the given documents."
-    documents = "\n\n".join(f"Document {k}:\nBats\nA bat is no bird." for k in range(60))
-    text = f"{which}\n\nThe following are given documents.\n\n{documents}\n\n{which}\n\nQuestion: Is it a bird?"
-    row = {"input": text, "outputs": ["no"], "answer_prefix": " Answer:"}
-    file = tmp_path / "qa_1" / "validation.jsonl"
-    file.parent.mkdir()
-    file.write_text((json.dumps(row) + "\n") * 2)
-    plan = Plan("demo", ("ruler-qa_1",), ("greedy",), (64,), n=5, data=str(tmp_path), max_tokens=2)
-    with pytest.raises(ValueError, match="ruler-qa_1 at length 64: .* allowed: ") as error:
-        evaluate(plan, Directory(tmp_path / "first"), options=ONE)
-    least = int(str(error.value).partition("allowed: ")[2].split()[0])
-    assert least > 300  # more than a context is larger than its longest prompt
-    outcome = evaluate(dataclasses.replace(plan, lengths=(least,)), Directory(tmp_path / "run"), options=ONE)
-    assert len(outcome.records) == 2 and not any("error" in record for record in outcome.records.values())
-    assert {record["n_prompt"] > 1.9 * least for record in outcome.records.values()} == {True}
+    text = markdown(plan, outcome.records, {"few": "F1", "kv-short": "x"}, {})
+    assert "## few (F1, 3 questions)" in text and "## kv-short (x)" in text
 
 
 @pytest.mark.parametrize("ends", ["well", "early"])
