@@ -200,7 +200,7 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
     """Where questions are answered; see jobs()."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--jobs", metavar="N", type=at_least(1), default=1, help="processes (default %(default)s)")
-    group.add_argument("--cluster", metavar="ADDRESS", help="of a Dask scheduler, or local:4; docs/evaluate.md")
+    group.add_argument("--cluster", metavar="ADDRESS", help="of a Dask scheduler; docs/evaluate.md")
 
 
 @contextlib.contextmanager

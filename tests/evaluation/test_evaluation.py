@@ -149,17 +149,12 @@ def longer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Records]:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
-@pytest.mark.parametrize(
-    ("beside", "how"),
-    [("--jobs=2", signal.SIGKILL), ("--cluster=local:2", signal.SIGKILL), ("--cluster=local:2", signal.SIGINT)],
-)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_command_leaves_no_process_behind_and_goes_on(
-    beside: str, how: signal.Signals, longer: tuple[Plan, Records], tmp_path: Path
+    how: signal.Signals, longer: tuple[Plan, Records], tmp_path: Path
 ) -> None:
-    if "cluster" in beside:
-        pytest.importorskip("distributed")
     (plan, expected), out, mark = longer, tmp_path / "run", str(tmp_path)
-    words, env = command(out, beside, n=plan.n), python_path(PYPCD_TEST_RUN=mark)
+    words, env = command(out, "--jobs=2", n=plan.n), python_path(PYPCD_TEST_RUN=mark)
     process = subprocess.Popen(
         words,
         env=env,
@@ -385,32 +380,24 @@ def test_a_task_has_as_many_questions_as_there_are(tmp_path: Path, monkeypatch: 
     assert "## few (F1, 3 questions)" in text and "## kv-short (x)" in text
 
 
-@pytest.mark.parametrize("ends", ["well", "early"])
-def test_what_a_process_said_before_it_ended_counts(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the last process says, it says and ends while its parent has just found nothing."""
-    said = [("refused", {}), ("answer", 1), ("done", None), ("refused", {}), ("answer", 2), ("done", None)]
-    beside = Mock(exitcode=0)  # in multiprocessing's place: its processes, and its queues
-    beside.Queue.return_value = beside.Process.return_value = beside
-    beside.is_alive.return_value = True
+class Killed(run.Worker):
+    """Its process is killed at a question, as by a system that is short of memory."""
 
-    def heard() -> Iterator[Any]:
-        *first, last = said if ends == "well" else said[:-1]
-        yield from first
-        beside.is_alive.return_value = False
-        yield queue.Empty
-        yield last
-        yield from itertools.repeat(queue.Empty)
+    def _answered(self, key: Any, sample: Any, method: Any) -> dict[str, Any]:
+        if key[:3] == ("kv-short", 280, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._answered(key, sample, method)
 
-    beside.get.side_effect = heard()
-    monkeypatch.setattr(multiprocessing, "get_context", lambda _: beside)
-    todo = {("kv-short", 180, i): ["greedy"] for i in range(2)}
-    answers: Any = executors.ProcessPool(2).ask(lambda: None, todo, {})  # type: ignore[arg-type, return-value]
-    assert next(answers) == 1 and next(answers) == 2
-    if ends == "well":
-        assert next(answers, None) is None
-    else:
-        with pytest.raises(pypcd.PCDError, match="status 0"):
-            next(answers)
+
+def test_a_process_that_is_killed_ends_the_run_and_the_same_command_goes_on(
+    finished: tuple[Directory, Records], tmp_path: Path
+) -> None:
+    directory = Directory(tmp_path / "run")
+    with pytest.raises(pypcd.PCDError, match="a process of the evaluation ended early"):
+        evaluate(DEMO, directory, jobs=2, options=ONE, worker=Killed)
+    assert 0 < len(directory.records()) < len(finished[1])
+    made = evaluate(DEMO, directory, jobs=2, options=ONE).records
+    assert without_time(made) == without_time(finished[1])
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
