@@ -7,6 +7,7 @@ questions. It knows nothing of models, tasks or files.
 from __future__ import annotations
 
 import abc
+import asyncio
 import collections
 import concurrent.futures
 import contextlib
@@ -14,6 +15,7 @@ import functools
 import logging
 import multiprocessing
 import os
+import pathlib
 import signal
 import sys
 import threading
@@ -23,7 +25,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
-from pypcd import machine
+from pypcd import files, machine
 from pypcd.errors import ArgumentError, InputError, ModelError, PCDError, UnsupportedError
 from pypcd.evaluation.plan import Key
 from pypcd.extras import require
@@ -206,16 +208,31 @@ class Cluster(Executor, contextlib.AbstractContextManager["Cluster"]):
     def _client(self) -> Any:
         # Dask logs its own exceptions, where the run says in a sentence what happened
         self._closing.enter_context(self._dask.utils.silence_logging_cmgr(logging.CRITICAL))
-        where = "scheduler_file" if self.address.endswith(".json") else "address"
         try:
-            client = self._dask.Client(**{where: self.address}, timeout=5, set_as_default=False, name="pypcd")
-        except (OSError, ValueError, KeyError, TypeError) as error:  # an OSError if none answers
+            client = self._dask.Client(self._scheduler(), timeout=_SECONDS, set_as_default=False, name="pypcd")
+        except (OSError, ValueError, KeyError, TypeError, asyncio.TimeoutError) as error:
             raise PCDError(
                 f"no Dask scheduler answers at {self.address} ({str(error) or type(error).__name__}); start one: dask scheduler; "
                 f"and workers: dask worker {self.address} {_OPTIONS}"
             ) from None
         self._closing.callback(client.close)
         return client
+
+    def _scheduler(self) -> str:
+        """The scheduler's address, once it has answered: Dask's client would wait for ever for a file, and for something else that
+        listens."""
+        address = self.address
+        if address.endswith(".json"):
+            address = files.parsed(pathlib.Path(address).read_bytes())["address"]
+
+        async def greet() -> None:
+            how = self._dask.Security().get_connection_args("client")
+            connection = await asyncio.wait_for(self._dask.core.connect(address, **how), _SECONDS)
+            connection.abort()
+
+        with concurrent.futures.ThreadPoolExecutor(1) as beside:  # a notebook's thread has an event loop already
+            beside.submit(asyncio.run, greet()).result()
+        return address
 
     def _workers(self) -> list[str]:
         """The addresses of the workers there are.
@@ -254,6 +271,7 @@ class Cluster(Executor, contextlib.AbstractContextManager["Cluster"]):
             ) from error
 
 
+_SECONDS = 5  # a scheduler has to answer
 _OPTIONS = "--nthreads 1 --memory-limit 0"  # of `dask worker`: one question at a time, and weights may take all memory
 
 Jobs = int | Executor  # a number of processes on this machine, or another place

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -177,10 +178,24 @@ def test_ctrl_c_leaves_the_workers_of_others_without_a_model(cluster: Cluster, t
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("address", ["nowhere.json", "127.0.0.1:1", "127.0.0.1", "tcp://host", ""])
-def test_what_is_no_scheduler_is_told_of(address: str, tmp_path: Path) -> None:
-    with Cluster(address) as cluster, pytest.raises(pypcd.PCDError, match=f"no Dask scheduler answers at {address}"):
-        evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
+def test_what_is_no_scheduler_is_told_of(tmp_path: Path) -> None:
+    file = tmp_path / "scheduler.json"
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # which never says a word
+        port = silent.getsockname()[1]
+        for address, text in (
+            ("nowhere.json", ""),
+            ("127.0.0.1:1", ""),
+            (f"127.0.0.1:{port}", ""),
+            (str(file), "{}"),
+            (str(file), "{"),
+            ("", ""),
+        ):
+            file.write_text(text)
+            with (
+                Cluster(address) as cluster,
+                pytest.raises(pypcd.PCDError, match=f"no Dask scheduler answers at {address}"),
+            ):
+                evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
     assert not (tmp_path / "run" / "samples.jsonl").exists()
 
 
