@@ -113,7 +113,7 @@ class HeadRatios:
         self._base = engine.ggml_base()
         self._base.ggml_op_name.argtypes, self._base.ggml_op_name.restype = [ctypes.c_int], ctypes.c_char_p
         self._queries: dict[int, _Queries] = {}
-        self._n_turned = 0
+        self._turned: dict[int, set[str]] = {}  # of each layer, how the names begin of what was turned
         self._reason: str | None = None
         # hybrid models leave these tensors without names, and ggml numbers them
         names = ["Qcur", "Kcur", *(["node_"] if engine.is_recurrent(llm) else [])]
@@ -129,8 +129,11 @@ class HeadRatios:
         Raises:
             UnsupportedError: its heads could not be turned.
         """
-        if self._reason is None and not self._n_turned and any((own != 1).any() for own in self.ratios):
+        if self._reason is None and not self._turned and any((own != 1).any() for own in self.ratios):
             self._reason = "llama.cpp's graph does not show them"
+        for il, kinds in self._turned.items():
+            if self._reason is None and kinds not in ({"Q", "K"}, {"n"}):
+                self._reason = f"of layer {il}, llama.cpp's graph shows only the tensors {', '.join(sorted(kinds))}…"
         if self._reason is not None:
             raise UnsupportedError(f"the queries and keys of this model cannot be rotated head by head: {self._reason}")
 
@@ -159,14 +162,14 @@ class HeadRatios:
     def _rotated(self, name: str, il: int, x: Array, node: Tensor, tensor: int) -> None:
         rotation = self._rotation(node)
         if self.find is None:
-            self._turn(il, x, rotation, tensor)
+            self._turn(name, il, x, rotation, tensor)
         elif name.startswith("Q"):
             self._queries[il] = _Queries(rotation.undone(x), rotation, tensor, x)
         elif il in self._queries:
             queries = self._queries.pop(il)
             self.ratios[il] = self.find(il, queries.before, rotation.undone(x))
-            self._turn(il, queries.now, queries.rotation, queries.tensor)
-            self._turn(il, x, rotation, tensor)
+            self._turn("Q", il, queries.now, queries.rotation, queries.tensor)
+            self._turn(name, il, x, rotation, tensor)
 
     def _follow(self, name: str, x: Array, op: bytes, node: Tensor, tensor: int) -> None:
         """Queries that wait for their layer's keys may be scaled meanwhile, which is as good before a turn as after it."""
@@ -176,12 +179,12 @@ class HeadRatios:
             elif name.endswith(f"-{il}"):
                 self._reason = f"layer {il} changes its queries after their rotation, before its keys are known"
 
-    def _turn(self, il: int, x: Array, rotation: _Rotation, tensor: int) -> None:
+    def _turn(self, name: str, il: int, x: Array, rotation: _Rotation, tensor: int) -> None:
         ratios = self.ratios[il]
         own = ratios[:: len(ratios) // x.shape[1]]
         turned = rotation.turned(x, 1 / own - 1).astype(np.float32)
         self._base.ggml_backend_tensor_set(tensor, turned.ctypes.data, 0, turned.nbytes)
-        self._n_turned += 1
+        self._turned.setdefault(il, set()).add(name[0])
 
     def _rotation(self, node: Tensor) -> _Rotation:
         """As ggml_rope_ext does it, from its parameters."""

@@ -212,6 +212,14 @@ def test_what_only_a_graph_shows_is_said_at_the_first_prompt(
     assert llm.pcd == before
 
 
+def test_queries_are_not_turned_without_their_keys(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of an architecture whose keys have another name in the graph."""
+    llm, tap = load(tiny("llama", n_layer=4), False), engine.tap
+    monkeypatch.setattr(engine, "tap", lambda llm, names, look: tap(llm, names[:1], look))
+    with pytest.raises(pypcd.UnsupportedError, match="of layer 2, .* shows only the tensors Q"), ratios(llm):
+        llm.eval(TOKENS[:20])
+
+
 def test_values_need_flash_attention_if_they_are_quantised(tiny: Tiny, load: Load) -> None:
     q8 = {"type_k": llama_cpp.GGML_TYPE_Q8_0, "type_v": llama_cpp.GGML_TYPE_Q8_0}
     llm = load(tiny("llama", n_embd=128), False, flash_attn=True, **q8)
