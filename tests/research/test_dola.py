@@ -109,6 +109,16 @@ def test_a_head_has_a_bias_and_may_lie_in_another_part(tmp_path: Path) -> None:
     assert np.array_equal(found[0], matrix) and np.array_equal(found[1], bias)
 
 
+def test_the_bias_is_added(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny("llama")
+    llm, (matrix, none) = load(path, False), read_head(str(path))
+    plain = exits_of(llm, (0, 2), TOKENS[:9])
+    bias = np.linspace(-3, 3, len(none), dtype=np.float32)
+    monkeypatch.setattr("research.methods.exits.read_head", lambda path: (matrix, bias))
+    engine.clear(llm)
+    assert not none.any() and np.array_equal(exits_of(llm, (0, 2), TOKENS[:9]), plain + bias)
+
+
 def test_what_exits_cannot_do_is_said(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), False)
     for layers, named in (((3,), "layer is 3; allowed: 0 .* to 2"), ((0, -1), "layer is -1")):
