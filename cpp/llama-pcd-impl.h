@@ -63,11 +63,8 @@ struct llama_pcd {
     // hooks
     //
 
-    // llama_kv_cache::get_can_shift reads heads.on: keys that were rotated head by head cannot be shifted
-    struct { bool on = false; } heads;
-
     // llama_context::decode, after each micro-batch
-    virtual void ubatch_computed(const llm_graph_result & res, const llama_ubatch & ubatch) = 0;
+    virtual void ubatch_computed() = 0;
 
     // llama_kv_cache::memory_breakdown: what lies beside this cache
     virtual void add_memory(const llama_kv_cache & kv, std::map<ggml_backend_buffer_type_t, size_t> & sizes) const = 0;
@@ -271,8 +268,8 @@ bool llama_pcd_forget_layout(ggml_backend_sched_t sched);
 // llm_graph_context's constructor: which graph is being built
 void llama_pcd_graph_begin(const llm_graph_context & gctx);
 
-// llama_model::build_graph: what is added to a whole graph
-void llama_pcd_graph_end(const llama_model & model, const llm_graph_context & gctx);
+// llama_model::build_graph: the graph is whole
+void llama_pcd_graph_end();
 
 // llm_graph_context::build_attn_mha: attention of standard tokens and twins side by side; null: nothing to do
 ggml_tensor * llama_pcd_build_attn(

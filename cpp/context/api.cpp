@@ -62,7 +62,7 @@ static int32_t check_alone(llama_context & ctx, const llama_pcd_params & params,
     const llama_pcd_settings  settings;
     const llama_pcd_seq_table sequences(settings);
 
-    return llama_pcd_limits(memory, sequences).check(params, {}, text);
+    return llama_pcd_limits(memory, sequences).check(params, text);
 }
 
 // whether the parameters can be set; a context that nothing of ours was turned on in and that cannot run them is left alone
@@ -74,7 +74,7 @@ static int32_t check(llama_context & ctx, const llama_pcd_params & params, std::
         }
     }
     auto & pcd = pcd_context::made(ctx);
-    return pcd.core.check(params, pcd.taken(), text);
+    return pcd.core.check(params, text);
 }
 
 int32_t llama_pcd_set(llama_context * ctx, const llama_pcd_params * params, char * err, size_t n_err) {
@@ -195,29 +195,6 @@ const char * llama_pcd_fallback_text(int32_t reason) {
 }
 
 //
-// early exits
-//
-
-int32_t llama_pcd_set_exits(llama_context * ctx, const int32_t * layers, int32_t n, char * err, size_t n_err) {
-    return with_status(err, n_err, [&](std::string & text) -> int32_t {
-        if (n <= 0 && !pcd_context::of(*ctx)) {
-            return LLAMA_PCD_OK;
-        }
-        auto & pcd = pcd_context::made(*ctx);
-        return pcd.exits.set({ layers, layers + std::max(n, 0) }, pcd.core.settings.on, text);
-    });
-}
-
-const float * llama_pcd_get_exit_logits(llama_context * ctx, int32_t i_layer, int32_t i) {
-    const auto * pcd = pcd_context::of(*ctx);
-    return pcd ? pcd->exits.get(i_layer, i) : nullptr;
-}
-
-bool llama_pcd_has_tied_head(const llama_context * ctx) {
-    return llama_pcd_exits::has_tied_head(ctx->get_model());
-}
-
-//
 // tap
 //
 
@@ -236,33 +213,6 @@ int32_t llama_pcd_get_cells(llama_context * ctx, int32_t il, llama_seq_id seq_id
     int32_t res = 0;
     llama_pcd_guarded(nullptr, 0, [&]() { res = llama_pcd_memory(*ctx).cells_of(il, seq_id, cells, n); });
     return res;
-}
-
-//
-// ratios of heads
-//
-
-int32_t llama_pcd_set_head_ratios(llama_context * ctx, const float * ratios, int32_t n, char * err, size_t n_err) {
-    return with_status(err, n_err, [&](std::string & text) -> int32_t {
-        if (!ratios && !pcd_context::of(*ctx)) {
-            return LLAMA_PCD_OK;
-        }
-        auto & pcd = pcd_context::made(*ctx);
-        return pcd.head_ratios.set(ratios, n, pcd.core.settings.on, text);
-    });
-}
-
-int32_t llama_pcd_set_layer_ratios(llama_context * ctx, int32_t il, const float * ratios, int32_t n, char * err, size_t n_err) {
-    return with_status(err, n_err, [&](std::string & text) -> int32_t {
-        return pcd_context::made(*ctx).head_ratios.set_layer(il, ratios, n, text);
-    });
-}
-
-int32_t llama_pcd_get_head_ratios(llama_context * ctx, int32_t il, float * out, int32_t n) {
-    return llama_pcd_guarded_value(__func__, -1, [&]() {
-        const auto * pcd = pcd_context::of(*ctx);
-        return llama_pcd_heads::get(ctx->get_model(), pcd ? &pcd->head_ratios : nullptr, il, out, n);
-    });
 }
 
 //

@@ -5,14 +5,11 @@
 
 #include "llama-model.h"
 
-
 llama_pcd_context::llama_pcd_context(llama_context & lctx) :
     llama_pcd(lctx),
     memory(lctx),
     core(*this, memory),
     decoder(core),
-    exits(*this),
-    head_ratios(*this, memory),
     tap(*this, memory) {}
 
 llama_pcd_context * llama_pcd_context::of(const llama_cparams & cparams) {
@@ -32,17 +29,6 @@ llama_pcd_context & llama_pcd_context::made(llama_context & lctx) {
         slot = std::move(res);
     }
     return *of(lctx);
-}
-
-std::string llama_pcd_context::taken() const {
-    if (head_ratios.on()) {
-        return "the heads of this context have ratios of their own (Ms-PoE), which over-rotation knows nothing of; "
-            "take them off first (llama_pcd_set_head_ratios)";
-    }
-    if (exits.on()) {
-        return "early exits are read in this context, and they are compared with plain rows; take them off first (llama_pcd_set_exits)";
-    }
-    return {};
 }
 
 int llama_pcd_context::decode(const llama_batch_ext & batch) noexcept {
@@ -82,8 +68,6 @@ void llama_pcd_context::recover(const llama_pcd_memory::ends & before) {
 }
 
 int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {
-    exits.forget();
-
     if (core.settings.on) {
         const section ours(*this, true);
         return (int) decoder.decode(batch);
@@ -95,11 +79,6 @@ int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {
         }
     }
 
-    const std::string reason = head_ratios.refusal();
-    if (!reason.empty()) {
-        LLAMA_LOG_ERROR("%s: %s\n", __func__, reason.c_str());
-        return (int) llama_pcd_outcome::INVALID;
-    }
     return decode_plain(batch);
 }
 
@@ -119,17 +98,12 @@ int32_t llama_pcd_context::fill_cells(int32_t n) {
 }
 
 bool llama_pcd_context::mixes_graphs() {
-    const bool mixed = core.settings.on || exits.on() || head_ratios.on();
+    const bool mixed = core.settings.on;
     return std::exchange(last_mixed, mixed) || mixed;
 }
 
 uint32_t llama_pcd_context::n_nodes() const {
-    return 64*lctx.get_model().hparams.n_layer_all + head_ratios.n_nodes();
-}
-
-void llama_pcd_context::ubatch_computed(const llm_graph_result & res, const llama_ubatch & ubatch) {
-    core.second.cells_computed();
-    exits.take(res, ubatch);
+    return 64*lctx.get_model().hparams.n_layer_all;
 }
 
 void llama_pcd_context::add_memory(const llama_kv_cache & kv, std::map<ggml_backend_buffer_type_t, size_t> & sizes) const {

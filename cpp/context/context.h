@@ -1,5 +1,4 @@
-// What hangs on a context: PCD, early exits, ratios of heads and the tap, side by side. Knows which of them exclude each other,
-// and nothing of how they work.
+// What hangs on a context: PCD and the tap, side by side. Knows nothing of how they work.
 //
 // llama.cpp's structs point to a `llama_pcd`, whose virtual functions are the hooks; `llama_pcd_context` is what it is. That owns the
 // `llama_pcd_core`, which has all that lasts from batch to batch (settings, second keys, ids of twins), and the `llama_pcd_decoder`,
@@ -64,13 +63,7 @@ struct llama_pcd_context : llama_pcd {
     llama_pcd_memory  memory;
     llama_pcd_core    core;
     llama_pcd_decoder decoder;
-
-    llama_pcd_exits exits;
-    llama_pcd_heads head_ratios; // llama_pcd::heads says whether they are on
-    llama_pcd_tap   tap;
-
-    // what PCD cannot be beside, in a sentence; empty: nothing of it is on
-    std::string taken() const;
+    llama_pcd_tap     tap;
 
     // Decode a batch, whatever of this is on. Returns what llama_decode does. Nothing is thrown through it: an error of ours, or of
     // llama.cpp inside our call, becomes a line in the log and a status, and the memory is as it was.
@@ -79,9 +72,9 @@ struct llama_pcd_context : llama_pcd {
     // see llama_pcd_fill_cells
     int32_t fill_cells(int32_t n);
 
-    // Whether the graph that is begun, or the one before it, is of PCD, exits or ratios of heads, which have several kinds. Else nothing
-    // has to be forgotten between them, the scheduler need not wait for the last one to be computed, and nothing can fail: no exception
-    // leaves llama_encode, since an encoder can have none of these on.
+    // Whether the graph that is begun, or the one before it, is of PCD, which has several kinds. Else nothing has to be forgotten between
+    // them, the scheduler need not wait for the last one to be computed, and nothing can fail: no exception leaves llama_encode, since PCD
+    // cannot be on with an encoder.
     bool mixes_graphs();
 
     // nodes that a graph may need more
@@ -91,7 +84,7 @@ struct llama_pcd_context : llama_pcd {
     // hooks
     //
 
-    void ubatch_computed(const llm_graph_result & res, const llama_ubatch & ubatch) override;
+    void ubatch_computed() override { core.second.cells_computed(); }
 
     void add_memory(const llama_kv_cache & kv, std::map<ggml_backend_buffer_type_t, size_t> & sizes) const override;
 

@@ -3,7 +3,6 @@
 
 #include "context/context.h"
 #include "bench/measure.h"
-#include "extras/extras.h"
 #include "graph/graph.h"
 #include "llama-pcd-rope.h"
 
@@ -54,22 +53,14 @@ void llama_pcd_graph_begin(const llm_graph_context & gctx) {
     if (pcd && !pcd->core.probing && pcd->mixes_graphs() && !llama_pcd_forget_layout(gctx.sched)) {
         throw std::runtime_error("pcd: no memory to lay a graph out");
     }
-    llama_pcd_heads::begin(gctx, pcd ? &pcd->head_ratios : nullptr);
     llama_pcd_graph::begin(gctx, pcd ? &pcd->core : nullptr);
 }
 
-void llama_pcd_graph_end(const llama_model & model, const llm_graph_context & gctx) {
-    llama_pcd_heads::end();
+void llama_pcd_graph_end() {
     llama_pcd_graph::end();
-
-    if (auto * pcd = llama_pcd_context::of(gctx.cparams)) {
-        pcd->exits.build(model, gctx);
-    }
 }
 
 void llama_pcd_store_k(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il) {
-    llama_pcd_heads::stored(ctx, k_cur, il);
-
     auto & graph = llama_pcd_graph::current();
     if (graph.builds_in(ctx)) {
         graph.store_k(kv, k_cur, k_idxs, il);
@@ -121,9 +112,6 @@ static llama_pcd_rotation rotation_of(
 }
 
 static ggml_tensor * rotated(ggml_context * ctx, ggml_tensor * a, ggml_tensor * pos, const llama_pcd_rotation & r, float attn_factor) {
-    if (ggml_tensor * cur = llama_pcd_heads::rotated(ctx, a, pos, r, attn_factor)) {
-        return cur;
-    }
     return llama_pcd_graph::current().rotated(ctx, r.build(ctx, a, pos, r.factors, attn_factor), a, r);
 }
 
@@ -153,7 +141,7 @@ ggml_tensor * llama_pcd_rope(ggml_context * ctx, ggml_tensor * a, ggml_tensor * 
 }
 
 ggml_tensor * llama_pcd_rope_set_offset(ggml_tensor * a, int n_offs) {
-    if (llama_pcd_heads::offset(a, n_offs) || llama_pcd_graph::current().offset(a, n_offs)) {
+    if (llama_pcd_graph::current().offset(a, n_offs)) {
         return a;
     }
     return ggml_rope_set_offset(a, n_offs);

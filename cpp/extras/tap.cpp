@@ -76,7 +76,7 @@ bool llama_pcd_tap::on_eval(ggml_tensor * t, bool ask, void * user_data) {
 
     if (!ask) {
         const auto data = to_floats(t);
-        tap.callback(t->name, t->ne, data.data(), tap.user_data);
+        tap.callback(t, data.data(), tap.user_data);
         return true;
     }
     return tap.wants(t->name) && can_convert(t->type) && ggml_nelements(t) > 0;

@@ -47,11 +47,11 @@ void llama_pcd_core::probe() {
     limits.has_weighed_keys = second.has_weighed_keys();
 }
 
-int32_t llama_pcd_core::check(const llama_pcd_params & p, const std::string & taken, std::string & err) {
-    int32_t status = limits.check(p, taken, err);
+int32_t llama_pcd_core::check(const llama_pcd_params & p, std::string & err) {
+    int32_t status = limits.check(p, err);
     if (status == LLAMA_PCD_OK && !limits.has_graph) {
         probe();
-        status = limits.check(p, taken, err);
+        status = limits.check(p, err);
     }
     if (status == LLAMA_PCD_OK) {
         err    = ids.find_taken(memory);

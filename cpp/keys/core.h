@@ -31,9 +31,8 @@ struct llama_pcd_core {
 
     bool probing = false; // a graph is built to see what only a graph shows; nothing is added to it
 
-    // Whether these parameters can be set, but for the memory that they take. Nothing in force changes. taken: as for
-    // llama_pcd_limits::check
-    int32_t check(const llama_pcd_params & p, const std::string & taken, std::string & err);
+    // Whether these parameters can be set, but for the memory that they take. Nothing in force changes.
+    int32_t check(const llama_pcd_params & p, std::string & err);
 
     // Put parameters in force that check() found nothing wrong with: all of them or, without the memory for that, none.
     int32_t set(const llama_pcd_params & p, std::string & err);

@@ -89,10 +89,11 @@ struct reading {
 
 }
 
-static void look(const char * name, const int64_t ne[4], const float * data, void * user_data) {
+static void look(ggml_tensor * tensor, const float * data, void * user_data) {
     auto & cur = *(reading *) user_data;
 
-    const char * layer = strrchr(name, '-');
+    const int64_t * ne    = tensor->ne;
+    const char    * layer = strrchr(tensor->name, '-');
     cur.cells.assign(cur.n, -1);
     if (!layer || llama_pcd_get_cells(cur.ctx, atoi(layer + 1), cur.id, cur.cells.data(), cur.n) < cur.n) {
         return; // a cache that dropped some

@@ -137,7 +137,7 @@ static std::string first_of(const F & ... find) {
     return res;
 }
 
-int32_t llama_pcd_limits::check(const llama_pcd_params & p, const std::string & taken, std::string & err) const {
+int32_t llama_pcd_limits::check(const llama_pcd_params & p, std::string & err) const {
     err = first_of([&]() { return llama_pcd_settings::check_range(p); }, [&]() { return sequences.check(p); });
     if (!err.empty()) {
         return LLAMA_PCD_INVALID;
@@ -151,7 +151,6 @@ int32_t llama_pcd_limits::check(const llama_pcd_params & p, const std::string & 
             [&]() { return check_memory(p); },
             [&]() { return check_model(p); },
             [&]() { return check_streams(); },
-            [&]() { return taken; },
             [&]() { return std::string(drafts ? "this context drafts for another one and shares its KV cache" : ""); },
             [&]() { return conflict(); },
             [&]() { return check_seqs(p); },

@@ -18,9 +18,8 @@ struct llama_pcd_limits {
     bool has_weighed_keys = false; // see llama_pcd_rotation::weighed
     bool hides_rotation   = false; // a query or a key is rotated where we do not see it, so that its twin's would not be
 
-    // whether p can run, and with it what sequences have of their own; taken: what else is on in this context that PCD cannot be
-    // beside, in a sentence, or empty
-    int32_t check(const llama_pcd_params & p, const std::string & taken, std::string & err) const;
+    // whether p can run, and with it what sequences have of their own
+    int32_t check(const llama_pcd_params & p, std::string & err) const;
 
     // what the context is set to that twins cannot be evaluated with; empty: nothing. Changes between decodes.
     std::string conflict() const;

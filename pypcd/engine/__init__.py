@@ -23,11 +23,9 @@ from pypcd.engine._amx import *
 from pypcd.engine._bindings import is_native as is_native
 from pypcd.engine._context import *
 from pypcd.engine._devices import *
-from pypcd.engine._exits import *
 from pypcd.engine._grammar import *
 from pypcd.engine._graph import *
 from pypcd.engine._handles import *
-from pypcd.engine._heads import *
 from pypcd.engine._log import *
 from pypcd.engine._model import *
 from pypcd.engine._pcd import *

@@ -136,18 +136,7 @@ pcd_get_graph_stats = _bind("llama_pcd_get_graph_stats", GraphStats, _ctx_p)
 graph_callback = ctypes.CFUNCTYPE(None, ctypes.POINTER(Node), ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
 pcd_watch_graphs = _bind("llama_pcd_watch_graphs", None, _ctx_p, graph_callback, ctypes.c_void_p)
 pcd_fill_cells = _bind("llama_pcd_fill_cells", ctypes.c_int32, _ctx_p, ctypes.c_int32)
-pcd_set_exits = _bind(
-    "llama_pcd_set_exits",
-    ctypes.c_int32,
-    _ctx_p,
-    ctypes.POINTER(ctypes.c_int32),
-    ctypes.c_int32,
-    ctypes.c_char_p,
-    ctypes.c_size_t,
-)
-pcd_get_exit_logits = _bind("llama_pcd_get_exit_logits", _float_p, _ctx_p, ctypes.c_int32, ctypes.c_int32)
-pcd_has_tied_head = _bind("llama_pcd_has_tied_head", ctypes.c_bool, _ctx_p)
-tap_callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64), _float_p, ctypes.c_void_p)
+tap_callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, _float_p, ctypes.c_void_p)
 pcd_set_tap = _bind(
     "llama_pcd_set_tap",
     ctypes.c_int32,
@@ -158,28 +147,6 @@ pcd_set_tap = _bind(
     ctypes.c_void_p,
     ctypes.c_char_p,
     ctypes.c_size_t,
-)
-pcd_set_head_ratios = _bind(
-    "llama_pcd_set_head_ratios",
-    ctypes.c_int32,
-    _ctx_p,
-    _float_p,
-    ctypes.c_int32,
-    ctypes.c_char_p,
-    ctypes.c_size_t,
-)
-pcd_set_layer_ratios = _bind(
-    "llama_pcd_set_layer_ratios",
-    ctypes.c_int32,
-    _ctx_p,
-    ctypes.c_int32,
-    _float_p,
-    ctypes.c_int32,
-    ctypes.c_char_p,
-    ctypes.c_size_t,
-)
-pcd_get_head_ratios = _bind(
-    "llama_pcd_get_head_ratios", ctypes.c_int32, _ctx_p, ctypes.c_int32, _float_p, ctypes.c_int32
 )
 pcd_rho = _bind(
     "llama_pcd_rho",

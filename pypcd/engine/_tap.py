@@ -26,7 +26,7 @@ from pypcd.engine._handles import is_open
 from pypcd.engine._model import slides
 from pypcd.errors import InputError, PCDError, UnsupportedError
 
-__all__ = ["read_tensors", "tap"]
+__all__ = ["Tensor", "contents", "ggml_base", "read_tensors", "tap"]
 
 Tapped = dict[str, list[npt.NDArray[np.float32]]]
 
@@ -35,7 +35,9 @@ _open: dict[int, Any] = {}  # id of a model -> its callback, kept alive while th
 
 @contextlib.contextmanager
 def tap(
-    llm: llama_cpp.Llama, names: Sequence[str], look: Callable[[str, npt.NDArray[np.float32]], object] | None = None
+    llm: llama_cpp.Llama,
+    names: Sequence[str],
+    look: Callable[[str, npt.NDArray[np.float32], int], object] | None = None,
 ) -> Iterator[Tapped]:
     """Collect tensors of everything that is evaluated in the block.
 
@@ -46,7 +48,8 @@ def tap(
     Args:
         names: prefixes of names, such as "kq_soft_max" for attention weights or "l_out" for the output of each block
             ("l_out-3" is block 3 alone). Names are llama.cpp's own and may differ between architectures.
-        look: called with each name and array, in place of collecting them; evaluation goes on when it returns.
+        look: called with each name, its array and the address of the tensor itself (see Tensor), in place of collecting them.
+            Evaluation goes on when it returns, with the numbers that are in the tensor then.
 
     Yields:
         Name -> one array for each micro-batch, in the order of evaluation, with all four dimensions in numpy's order:
@@ -67,13 +70,16 @@ def tap(
     seen: Tapped = {}
     failed: list[BaseException] = []
 
-    def keep(name: bytes, ne: Any, data: Any, user_data: Any) -> None:
+    base = ggml_base()
+
+    def keep(tensor: int, data: Any, user_data: Any) -> None:
         try:
             if not failed:  # an exception cannot pass through the library
+                name, array = base.ggml_get_name(tensor).decode(), _copy(tensor, data)
                 if look:
-                    look(name.decode(), _copy(ne, data))
+                    look(name, array, tensor)
                 else:
-                    seen.setdefault(name.decode(), []).append(_copy(ne, data))
+                    seen.setdefault(name, []).append(array)
         except BaseException as error:  # noqa: BLE001
             failed.append(error)
 
@@ -95,8 +101,8 @@ def _set(llm: llama_cpp.Llama, names: Sequence[str], callback: Any) -> None:
     call(_bindings.pcd_set_tap, llm, prefixes, len(names), callback, None)
 
 
-def _copy(ne: Any, data: Any) -> npt.NDArray[np.float32]:
-    return np.ctypeslib.as_array(data, shape=tuple(ne[i] for i in (3, 2, 1, 0))).copy()
+def _copy(tensor: int, data: Any) -> npt.NDArray[np.float32]:
+    return np.ctypeslib.as_array(data, shape=Tensor.from_address(tensor).shape).copy()
 
 
 def read_tensors(llm: llama_cpp.Llama, names: Sequence[str], past: Sequence[int], tokens: Sequence[int]) -> Tapped:
@@ -120,21 +126,30 @@ def read_tensors(llm: llama_cpp.Llama, names: Sequence[str], past: Sequence[int]
     return seen
 
 
-class _Tensor(ctypes.Structure):
-    """How ggml's tensors begin."""
+class Tensor(ctypes.Structure):
+    """How ggml's tensors begin, by an address: Tensor.from_address(). What is behind `nb` is so in the ggml that pypcd's own libllama needs."""
 
     _fields_ = (
         ("type", ctypes.c_int),
         ("buffer", ctypes.c_void_p),
         ("ne", ctypes.c_int64 * 4),
         ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int),
+        ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 10),
     )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """In numpy's order."""
+        return tuple(self.ne[i] for i in (3, 2, 1, 0))
 
 
 def _read_in_another(llm: llama_cpp.Llama, names: Sequence[str], past: Sequence[int], tokens: Sequence[int]) -> Tapped:
     if getattr(llm, "lora_path", None):
         raise UnsupportedError("tensors of a model with a LoRA adapter are read by pypcd's own libllama alone")
-    base = _ggml_base()
+    base = ggml_base()
     seen: Tapped = {}
     failed: list[BaseException] = []
     wanted = tuple(name.encode() for name in names)
@@ -146,7 +161,7 @@ def _read_in_another(llm: llama_cpp.Llama, names: Sequence[str], past: Sequence[
             if is_past or not name.startswith(wanted) or b" (" in name:  # a view of it
                 return not is_asking
             if not is_asking:
-                seen.setdefault(name.decode(), []).append(_contents(base, tensor))
+                seen.setdefault(name.decode(), []).append(contents(tensor))
         except BaseException as error:  # noqa: BLE001  it cannot pass through the library
             failed.append(error)
         return True
@@ -199,9 +214,14 @@ def _decode(ctx: Any, tokens: Sequence[int], n_past: int) -> None:
         raise PCDError(f"llama_decode returned {status}: {_log.reason()}")
 
 
-def _contents(base: ctypes.CDLL, tensor: int) -> npt.NDArray[np.float32]:
-    head = _Tensor.from_address(tensor)
-    shape = tuple(head.ne[i] for i in (3, 2, 1, 0))
+def contents(tensor: int) -> npt.NDArray[np.float32]:
+    """The numbers of a tensor that was computed.
+
+    Raises:
+        UnsupportedError: they are not float32 without gaps.
+    """
+    base, head = ggml_base(), Tensor.from_address(tensor)
+    shape = head.shape
     if head.type != 0 or base.ggml_nelements(tensor) != math.prod(shape) or not base.ggml_is_contiguous(tensor):
         raise UnsupportedError(
             "this llama.cpp lays out the tensors that are read in another way; use pypcd's own libllama"
@@ -212,13 +232,14 @@ def _contents(base: ctypes.CDLL, tensor: int) -> npt.NDArray[np.float32]:
 
 
 @functools.lru_cache(maxsize=1)
-def _ggml_base() -> ctypes.CDLL:
-    """The ggml that this process has: llama_cpp's."""
+def ggml_base() -> ctypes.CDLL:
+    """The ggml that this process has: llama_cpp's. The functions that tensors are read and written with are ready to be called."""
     base = ctypes.CDLL(str(ggml.base_of(pathlib.Path(llama_cpp.__file__).parent / "lib")))
     for function in (base.ggml_get_name, base.ggml_nelements, base.ggml_is_contiguous):
         function.argtypes = [ctypes.c_void_p]
     base.ggml_get_name.restype, base.ggml_nelements.restype = ctypes.c_char_p, ctypes.c_int64
     base.ggml_is_contiguous.restype = ctypes.c_bool
-    base.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
-    base.ggml_backend_tensor_get.restype = None
+    for function in (base.ggml_backend_tensor_get, base.ggml_backend_tensor_set):
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+        function.restype = None
     return base

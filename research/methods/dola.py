@@ -1,7 +1,7 @@
 """DoLa: contrast with what an earlier layer would predict, the premature layer (arXiv 2309.03883).
 
 It follows Hugging Face's transformers-community/dola, which PCD's authors ran: the premature layer's hidden state goes
-through the output head without the final norm, and the layer is chosen again for each token.
+through the output head without the final norm, and the layer is chosen again for each token. See exits.py for what that costs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pypcd.errors import InputError, UnsupportedError
 from pypcd.fields import RANGES
 from pypcd.method import log_softmax, put_behind
 from pypcd.prompt import Prompt
+from research.methods.exits import Exits, has_tied_head
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama
@@ -56,10 +57,9 @@ class DoLa(RowSource):
     def refusal(self, llm: Llama) -> str | None:
         with llm._pcd_set_to(False):
             try:
-                engine.set_exits(llm, self.candidates(llm))
+                Exits(llm, self.candidates(llm)).close()
             except (UnsupportedError, InputError) as error:
                 return str(error)
-            engine.set_exits(llm, ())
         return None
 
     def candidates(self, llm: Llama) -> tuple[int, ...]:
@@ -68,17 +68,17 @@ class DoLa(RowSource):
         Raises:
             ValueError: this model has none of them.
         """
-        return candidate_layers(self.layers, engine.n_layer(llm), tied=engine.has_tied_head(llm))
+        return candidate_layers(self.layers, engine.n_layer(llm), tied=has_tied_head(llm))
 
     def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
-        llm, layers = session.llm, self.candidates(session.llm)
+        session.plainly()
+        exits = Exits(session.llm, self.candidates(session.llm))
+        session.on_finish(exits.close)
 
         def change(t: int, rows: Rows2D) -> Rows2D:
-            return np.stack([self._row(row, engine.exit_rows(llm, len(layers), i)) for i, row in enumerate(rows)])
+            (row,) = rows  # of the one answer
+            return self._row(row, exits.rows())[None]
 
-        session.plainly()
-        session.on_finish(lambda: engine.set_exits(llm, ()))
-        engine.set_exits(llm, layers)
         return Stream(session, session.start(tokens), change)
 
     def _row(self, final: npt.ArrayLike, exits: Rows2D) -> npt.NDArray[np.float32]:

@@ -16,9 +16,10 @@ from pypcd import engine
 from pypcd.checks import Choice, Integer, Number, check
 from pypcd.decode import values_of
 from pypcd.decode.rows import RowSource, Stream
-from pypcd.decode.session import Session
+from pypcd.decode.session import Rows2D, Session
 from pypcd.errors import InputError, UnsupportedError
 from pypcd.prompt import Prompt
+from research.methods.heads import HeadRatios, head_counts, refusal
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama
@@ -69,12 +70,13 @@ class MsPoE(RowSource):
             return "it has a recurrent state, which cannot go back to before the prompt's last token; use ms-poe"
         if self.order == "outlier" and engine.slides(llm):
             return "it has sliding-window layers, where outliers among all keys are not defined; use ms-poe"
+        if reason := refusal(llm):
+            return reason
         with llm._pcd_set_to(False):
             try:
-                engine.set_head_ratios(llm, self._static(llm))
+                HeadRatios(llm, self._static(llm)).close()
             except (UnsupportedError, InputError) as error:
                 return str(error)
-            engine.unset_head_ratios(llm)
         return None
 
     def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
@@ -87,22 +89,27 @@ class MsPoE(RowSource):
                 "ms-poe"
             )
         session.plainly()
-        session.on_finish(lambda: engine.unset_head_ratios(llm))
         ratios = self._static(llm)
         if self.order == "outlier":
             ratios = _found.get(session, ratios)  # of the prompt that is in the cache, if one is
-        engine.set_head_ratios(llm, ratios)
+        heads = HeadRatios(llm, ratios)
+        session.on_finish(heads.close)
 
         def read(part: Sequence[int]) -> int:
             """Evaluate the whole prompt to find the order, then drop its last token, which is evaluated again."""
-            found = engine.evaluate_with_ratios(llm, lambda: llm.eval(tokens), self.by_outliers)
-            if not found:
-                raise UnsupportedError("no layer of this model shows its queries and keys; use ms-poe")
-            _found[session] = [found.get(il, own) for il, own in enumerate(ratios)]
+            heads.find = self.by_outliers
+            llm.eval(tokens)
+            heads.find = None
+            heads.check()
+            _found[session] = heads.ratios
             engine.rewind(llm, len(part), 0)
             return len(part)
 
-        return Stream(session, session.start(tokens, kind=self, read=read if self.order == "outlier" else None))
+        def change(t: int, rows: Rows2D) -> Rows2D:
+            heads.check()
+            return rows
+
+        return Stream(session, session.start(tokens, kind=self, read=read if self.order == "outlier" else None), change)
 
     def by_outliers(self, layer: int, queries: Array, keys: Array) -> Array:
         """The ratios of a layer's heads in the order of outliers.
@@ -122,7 +129,7 @@ class MsPoE(RowSource):
 
     def _static(self, llm: Llama) -> list[Array]:
         """The ratios of all layers' heads, the first head of each the largest."""
-        counts = engine.head_counts(llm)
+        counts = head_counts(llm)
         if self.first_layer >= len(counts):
             raise InputError(
                 f"first_layer is {self.first_layer}, allowed: 0 to {len(counts) - 1}, for this model has {len(counts)} layers"

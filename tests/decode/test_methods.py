@@ -17,6 +17,7 @@ from reference import behind
 
 import pypcd
 import research.methods  # noqa: F401  beside the product's, for all that methods have in common
+from pypcd import engine
 from pypcd.decode import Control, Method, Plain, Session, parse
 from pypcd.decode.method import _place
 from pypcd.decode.recite import Recite
@@ -325,7 +326,8 @@ def test_afterwards_the_same_prompt_has_the_models_own_rows(name: str, fails: bo
         next(generated)
         rows.append(native_row(model))
     close(rows[0], rows[1], rounding(path))
-    llm.pcd = "paper"  # which is refused beside early exits, and beside heads with ratios of their own
+    with engine.tap(llm, ["l_out"]):  # which is refused while a method taps
+        pass
 
 
 def test_a_session_notices_that_the_model_was_used_otherwise(llm: pypcd.Llama) -> None:

@@ -179,9 +179,6 @@ def test_a_closed_model_is_an_error_everywhere_and_no_crash(tiny: Tiny) -> None:
         lambda: engine.check_decoder(llm),
         lambda: engine.pcd(llm).set(None),
         lambda: engine.pcd(llm).logits(0),
-        lambda: engine.set_exits(llm, [1]),
-        lambda: engine.exit_rows(llm, 1, 0),
-        lambda: engine.head_counts(llm),
         lambda: engine.pcd(llm).init_sampler(-1),
         lambda: llm.eval([1]),
         lambda: llm.set_sequence_pcd(0, False),
@@ -190,6 +187,4 @@ def test_a_closed_model_is_an_error_everywhere_and_no_crash(tiny: Tiny) -> None:
     for use in uses:
         with pytest.raises(pypcd.PCDError, match="the model is closed"):
             use()
-    engine.set_exits(llm, ())  # already removed before the clean-up
-    engine.unset_head_ratios(llm)
     engine.set_abort(llm, None)

@@ -490,7 +490,7 @@ def test_they_are_those_that_the_other_engine_reads(tiny: Tiny, load: Load) -> N
 def test_what_fails_while_tensors_are_read_is_raised(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = load(tiny("llama"), False)
     llm.eval(TOKENS[:9])
-    monkeypatch.setattr("pypcd.engine._tap._contents", lambda *args: 1 / 0)
+    monkeypatch.setattr("pypcd.engine._tap.contents", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         engine.read_tensors(llm, ["l_out"], TOKENS[:9], TOKENS[9:12])
     monkeypatch.setattr(llm, "lora_path", "some.gguf")

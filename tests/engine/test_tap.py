@@ -10,6 +10,7 @@ import pytest
 from conftest import SMALL, TOKENS, Load, Tiny, close, native_row, reference, rounding, shape, tolerance
 
 import pypcd
+from pypcd import engine
 from pypcd.engine import tap
 
 
@@ -112,6 +113,25 @@ def test_pcds_twins_are_seen_too(tiny: Tiny, load: Load) -> None:
     close(standard[0, :, 0, :31], reference(path).trace(TOKENS[:31]).attention[1][:, -1], tolerance(path, of=1.0))
     assert np.abs(twin[0, :, 0, :31] - standard[0, :, 0, :31]).max() > 0.01
     assert llm.pcd_logits().local is not None
+
+
+def test_numbers_that_are_put_into_a_tensor_are_what_the_rest_is_computed_from(tiny: Tiny, load: Load) -> None:
+    path = tiny("llama", n_layer=4)
+    other, llm = load(path, False), load(path, False)
+    with tap(other, ["l_out-1"]) as seen:
+        other.eval(TOKENS[20:40])
+    (wanted,) = seen["l_out-1"]
+    looked: list[str] = []
+
+    def put(name: str, array: np.ndarray, tensor: int) -> None:
+        looked.append(name)
+        assert np.array_equal(engine.contents(tensor), array) and not np.array_equal(array, wanted)
+        engine.ggml_base().ggml_backend_tensor_set(tensor, wanted.ctypes.data, 0, wanted.nbytes)
+
+    with tap(llm, ["l_out-1"], put) as seen:
+        llm.eval(TOKENS[:20])
+    assert looked == ["l_out-1"] and not seen
+    assert np.array_equal(native_row(llm), native_row(other))
 
 
 def test_an_error_while_copying_is_raised_at_the_end(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
-import re
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
+import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, close, native_row, reference, rounding, shape, tolerance
+from conftest import TOKENS, Tiny, close, native_row, reference, shape, tolerance
 from limits import allowed_nmse, nmse
 from tiny_gguf import ARCHS
 
 import pypcd
+from pypcd import engine
 from pypcd.decode import Greedy, Method, Session, parse
-from pypcd.engine import _bindings as _native
 from research.methods.dola import DoLa, candidate_layers, dola_contrast, premature_layer
+from research.methods.exits import Exits, has_tied_head, read_head
 
 Load = Callable[..., pypcd.Llama]
 
@@ -30,26 +32,18 @@ CASES = [(arch, {}) for arch in ARCHS if arch != "mamba"] + TIED
 IDS = ["-".join([arch, *(f"{k}={v}" for k, v in kw.items())]) for arch, kw in CASES]
 
 
-def set_exits(llm: pypcd.Llama, layers: Sequence[int]) -> tuple[int, str]:
-    error = ctypes.create_string_buffer(1024)
-    array = (ctypes.c_int32 * len(layers))(*layers)
-    return _native.pcd_set_exits(llm.ctx, array, len(layers), error, len(error)), error.value.decode()
+def exits_of(llm: pypcd.Llama, layers: Sequence[int], *parts: Sequence[int]) -> np.ndarray:
+    """The exits of the last token of a text that is evaluated in parts."""
+    with contextlib.closing(Exits(llm, layers)) as exits:
+        for part in parts:
+            llm.eval(part)
+        return exits.rows()
 
 
-def exit_row(llm: pypcd.Llama, layer: int, i: int = -1) -> np.ndarray | None:
-    pointer = _native.pcd_get_exit_logits(llm.ctx, layer, i)
-    return np.ctypeslib.as_array(pointer, shape=(llm.n_vocab(),)).copy() if pointer else None
-
-
-def exit_rows(llm: pypcd.Llama, layers: Iterable[int], i: int = -1) -> np.ndarray:
-    rows = [exit_row(llm, layer, i) for layer in layers]
-    assert all(row is not None for row in rows)
-    return np.stack([row for row in rows if row is not None])
-
-
-def decode(llm: pypcd.Llama, entries: Sequence[tuple[int, int, int, bool]]) -> None:
-    """One batch from tokens, positions, sequences and whether a row is wanted."""
-    Session(llm).decode(entries)
+def wanted_exits(path: Path, tokens: Sequence[int], layers: Sequence[int]) -> np.ndarray:
+    """The same from hidden states as the CPU computes them, through an exact head."""
+    hidden = reference(path, cpu_rounding=True).trace(tokens).hidden
+    return np.stack([reference(path)._head(hidden[il][-1:])[0] for il in layers])
 
 
 # --- the exits ---
@@ -59,107 +53,82 @@ def decode(llm: pypcd.Llama, entries: Sequence[tuple[int, int, int, bool]]) -> N
 def test_exits_are_the_heads_view_of_hidden_states(arch: str, kwargs: dict[str, Any], tiny: Tiny, load: Load) -> None:
     path = tiny(arch, **kwargs)
     llm, layers = load(path, False), range(reference(path).n_layer)
-    assert set_exits(llm, layers) == (_native.OK, "")
-    llm.eval(TOKENS[:-1])
-    llm.eval(TOKENS[-1:])  # a graph of another size
-    wanted = reference(path, cpu_rounding=True).exits(TOKENS, layers)
-    for at in -1, 0:
-        got = exit_rows(llm, layers, at)
-        close(got, wanted[:, -1], tolerance(path, of=wanted))
-    assert np.abs(np.diff(wanted[:, -1], axis=0)).max() > 0.3, "layers must differ, or this test shows nothing"
-    assert _native.pcd_has_tied_head(llm.ctx) == ("output.weight" not in reference(path)._w)
+    for n, *parts in ((60, TOKENS[:59], TOKENS[59:60]), (90, TOKENS[60:90])):  # a step, and several micro-batches
+        got, wanted = exits_of(llm, layers, *parts), wanted_exits(path, TOKENS[:n], layers)
+        assert got.dtype == np.float32
+        close(got, wanted, tolerance(path, of=wanted))
+    assert np.abs(np.diff(wanted, axis=0)).max() > 0.3, "layers must differ, or this test shows nothing"
+    assert has_tied_head(llm) == ("output.weight" not in reference(path)._w)
 
 
 @pytest.mark.parametrize("flash_attn", [False, True])
-def test_every_row_that_was_asked_for_has_its_exits(flash_attn: bool, tiny: Tiny, load: Load) -> None:
-    """Over several micro-batches, in any order of layers, by either way of counting."""
+def test_layers_come_in_the_order_that_was_asked_for(flash_attn: bool, tiny: Tiny, load: Load) -> None:
     path, layers = tiny("qwen3"), (2, 0)
     llm = load(path, False, n_ubatch=16, flash_attn=flash_attn, f16=flash_attn)
-    assert set_exits(llm, layers) == (_native.OK, "")
-    asked = [0, 5, 15, 16, 33, 34, 62]
-    decode(llm, [(token, i, 0, i in asked) for i, token in enumerate(TOKENS[:63])])
-    wanted = reference(path).exits(TOKENS[:63], layers)
-    for nth, i in enumerate(asked):
-        for at in i, nth - len(asked):
-            close(exit_rows(llm, (0, 1), at), wanted[:, i], tolerance(path, of=wanted, **shape(llm)))
-    for layer, at in (0, 1), (0, 63), (0, -8), (2, 0), (-1, 0):
-        assert exit_row(llm, layer, at) is None
-
-
-def test_rows_of_sequences_that_memory_deals_out_anew_are_the_right_ones(tiny: Tiny, load: Load) -> None:
-    """With recurrent layers, the memory takes tokens in another order than the batch's."""
-    path = tiny("lfm2")
-    texts = TOKENS[:20], TOKENS[40:60]
-    llm = load(path, False, n_seq_max=2)
-    assert set_exits(llm, (1, 2)) == (_native.OK, "")
-    decode(llm, [(texts[seq][i], i, seq, True) for i in range(20) for seq in (1, 0)])
-    for seq in 0, 1:
-        wanted = reference(path).exits(texts[seq], (1, 2))
-        for i in 0, 7, 19:
-            close(exit_rows(llm, (0, 1), 2 * i + 1 - seq), wanted[:, i], tolerance(path, of=wanted))
+    got, wanted = exits_of(llm, layers, TOKENS[:63]), wanted_exits(path, TOKENS[:63], layers)
+    close(got, wanted, tolerance(path, of=wanted, **shape(llm)))
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "lfm2"])
 @pytest.mark.parametrize("flash_attn", [False, True])
-def test_the_models_own_rows_do_not_change_by_a_bit(arch: str, flash_attn: bool, tiny: Tiny, load: Load) -> None:
+def test_afterwards_the_models_own_rows_are_stocks_to_the_bit(
+    arch: str, flash_attn: bool, tiny: Tiny, load: Load
+) -> None:
     stock, llm = (load(tiny(arch), False, flash_attn=flash_attn, f16=flash_attn) for _ in range(2))
-    for i, layers in enumerate([(), (0,), (0, 1, 2), (), (2, 1)]):
-        assert set_exits(llm, layers) == (_native.OK, "")
-        for part in TOKENS[i * 20 : i * 20 + 19], TOKENS[i * 20 + 19 : i * 20 + 20]:
-            stock.eval(part)
-            llm.eval(part)
-            assert np.array_equal(native_row(stock), native_row(llm))
-        assert (exit_row(llm, 0) is not None) == bool(layers)
-
-
-def test_exits_come_and_go_beside_pcd(tiny: Tiny, load: Load) -> None:
-    path = tiny("llama")
-    stock, llm = load(path, "paper"), load(path, "paper")
-    for model in stock, llm:
-        model.eval(TOKENS[:30])
-    llm.pcd = False
-    assert set_exits(llm, (1,)) == (_native.OK, "")
-    llm.eval(TOKENS[30:31])
-    wanted = reference(path).exits(TOKENS[:31], (1,))
-    close(exit_rows(llm, (0,)), wanted[:, -1], tolerance(path, of=wanted))
-    assert set_exits(llm, ()) == (_native.OK, "")
-    llm.pcd = "paper"
-    stock.eval(TOKENS[30:31])
-    for model in stock, llm:
-        model.eval(TOKENS[31:32])
-    close(llm.pcd_logits().local, stock.pcd_logits().local, rounding(path))
+    for i, layers in enumerate([(), (0,), (0, 1, 2), ()]):
+        for model in stock, llm:
+            engine.clear(model)
+        if layers:
+            exits_of(llm, layers, TOKENS[i * 20 : i * 20 + 20])
+            engine.clear(llm)
+        for model in stock, llm:
+            model.eval(TOKENS[i * 20 : i * 20 + 20])
+        assert np.array_equal(native_row(stock), native_row(llm))
 
 
 def test_a_quantised_head_is_the_one_the_model_has(tiny: Tiny, load: Load) -> None:
     path = tiny("llama", weight_type="Q8_0")
     llm = load(path, False)
-    assert set_exits(llm, (0, 2)) == (_native.OK, "")
-    llm.eval(TOKENS[:40])
-    exact = reference(path, cpu_rounding=True)
-    wanted, last = exact.exits(TOKENS[:40], (0, 2))[:, -1], exact.standard(TOKENS[:40])[-1]
-    assert nmse(exit_rows(llm, (0, 1)), wanted) <= allowed_nmse(nmse(native_row(llm), last)) < 0.1
+    got = exits_of(llm, (0, 2), TOKENS[:40])
+    last = reference(path, cpu_rounding=True).standard(TOKENS[:40])[-1]
+    assert nmse(got, wanted_exits(path, TOKENS[:40], (0, 2))) <= allowed_nmse(nmse(native_row(llm), last)) < 0.1
 
 
-def test_refusals_leave_the_former_setting_and_name_the_value(tiny: Tiny, load: Load) -> None:
+def test_a_head_has_a_bias_and_may_lie_in_another_part(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    matrix, bias, embeddings = (rng.normal(size=shape).astype(np.float32) for shape in ((6, 4), 6, (6, 4)))
+    for i, tensors in enumerate([{"token_embd.weight": embeddings}, {"output.weight": matrix, "output.bias": bias}], 1):
+        writer = gguf.GGUFWriter(tmp_path / f"m-{i:05}-of-00002.gguf", "phi2")
+        for name, tensor in tensors.items():
+            writer.add_tensor(name, tensor)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    found = read_head(str(tmp_path / "m-00001-of-00002.gguf"))
+    assert np.array_equal(found[0], matrix) and np.array_equal(found[1], bias)
+
+
+def test_the_bias_is_added(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny("llama")
+    llm, (matrix, none) = load(path, False), read_head(str(path))
+    plain = exits_of(llm, (0, 2), TOKENS[:9])
+    bias = np.linspace(-3, 3, len(none), dtype=np.float32)
+    monkeypatch.setattr("research.methods.exits.read_head", lambda path: (matrix, bias))
+    engine.clear(llm)
+    assert not none.any() and np.array_equal(exits_of(llm, (0, 2), TOKENS[:9]), plain + bias)
+
+
+def test_what_exits_cannot_do_is_said(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), False)
-    for layers, named in (
-        ((3,), "layer is 3, allowed: 0 .* to 2"),
-        ((0, -1), "layer is -1"),
-        ((0, 1, 2, 0), "4 exits"),
-    ):
-        status, text = set_exits(llm, layers)
-        assert status == _native.INVALID and re.search(named, text), text
-    assert set_exits(llm, (1,)) == (_native.OK, "")
-    with pytest.raises(pypcd.UnsupportedError, match="llama_pcd_set_exits"):
-        llm.pcd = "paper"
-    assert set_exits(llm, (9,))[0] == _native.INVALID
-    llm.eval(TOKENS[:5])
-    assert exit_row(llm, 0) is not None
-    assert set_exits(llm, ()) == (_native.OK, "")
-    llm.pcd = "paper"
-    for model, named in ((llm, "PCD is on"), (load(tiny("t5"), False), "'t5'")):
-        status, text = set_exits(model, (0,))
-        assert status == _native.UNSUPPORTED and named in text
+    for layers, named in (((3,), "layer is 3; allowed: 0 .* to 2"), ((0, -1), "layer is -1")):
+        with pytest.raises(ValueError, match=named):
+            Exits(llm, layers)
+    q8 = {"type_k": llama_cpp.GGML_TYPE_Q8_0, "type_v": llama_cpp.GGML_TYPE_Q8_0}
+    coarse = load(tiny("llama", n_embd=128), False, flash_attn=True, **q8)
+    assert "needs flash attention" in (DoLa((1,)).refusal(coarse) or "")
+    with contextlib.closing(Exits(llm, (1,))) as exits, pytest.raises(pypcd.UnsupportedError, match="'llama'.*block 1"):
+        exits.rows()  # nothing was evaluated
 
 
 # --- the method, by hand ---
@@ -296,7 +265,6 @@ def test_dola_is_the_reference_step_by_step(
 
 
 def test_other_layers_are_not_read_from_where_the_last_ones_were(tiny: Tiny, load: Load) -> None:
-    """Graphs with the same number of exits have the same number of nodes, by which ggml decides to reuse a memory plan."""
     path = tiny("llama", n_layer=6)
     llm = load(path, False)
     tokens = llm.tokenize(b"tell me more", special=False)

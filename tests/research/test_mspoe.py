@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,7 @@ from tiny_gguf import ROPE_ARCHS
 import pypcd
 from pypcd import decode, engine
 from pypcd.decode import Method, Session
-from pypcd.engine import _bindings as _native
-from pypcd.engine import tap
+from research.methods.heads import HeadRatios, head_counts
 from research.methods.mspoe import MsPoE
 
 Load = Callable[..., pypcd.Llama]
@@ -39,30 +38,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 SLIDING = {"gemma2", "gemma3"}
 
 
-def set_ratios(llm: pypcd.Llama, low: float = 1.2, high: float = 1.8, first: int = 2) -> None:
+@contextlib.contextmanager
+def ratios(llm: pypcd.Llama, low: float = 1.2, high: float = 1.8, first: int = 2) -> Iterator[HeadRatios]:
     """Those of order="static"."""
-    engine.set_head_ratios(llm, MsPoE(low, high, first)._static(llm))
+    with contextlib.closing(HeadRatios(llm, MsPoE(low, high, first)._static(llm))) as heads:
+        yield heads
+        heads.check()
 
 
-def find_ratios(llm: pypcd.Llama, tokens: list[int], low: float = 1.2, high: float = 1.8, first: int = 2) -> None:
-    """Evaluate a prompt, with those of order="outlier"."""
-    rows = MsPoE(low, high, first, "outlier")
-    engine.set_head_ratios(llm, rows._static(llm))
-    engine.evaluate_with_ratios(llm, lambda: llm.eval(tokens), rows.by_outliers)
-
-
-def take_off(llm: pypcd.Llama) -> None:
-    engine.unset_head_ratios(llm)
-
-
-def ratios(llm: pypcd.Llama, il: int) -> np.ndarray:
-    out = (ctypes.c_float * 64)()
-    return np.array(out[: _native.pcd_get_head_ratios(llm.ctx, il, out, len(out))])
-
-
-def clear(llm: pypcd.Llama) -> None:
-    llm.reset()
-    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llm.ctx), True)
+@contextlib.contextmanager
+def found_ratios(llm: pypcd.Llama, tokens: list[int], first: int = 2) -> Iterator[HeadRatios]:
+    """A prompt that was evaluated with those of order="outlier"."""
+    with ratios(llm, first=first) as heads:
+        heads.find = MsPoE(first_layer=first, order="outlier").by_outliers
+        llm.eval(tokens)
+        heads.find = None
+        heads.check()
+        yield heads
 
 
 def moved(path: Path, tokens: list[int], row: np.ndarray) -> float:
@@ -77,72 +69,53 @@ def moved(path: Path, tokens: list[int], row: np.ndarray) -> float:
 def test_static_heads_are_the_references(name: str, first: int, tiny: Tiny, load: Load) -> None:
     path = tiny(MODELS[name][0], **{"n_layer": 4, **MODELS[name][1]})
     llm, heads = load(path, False), Heads(first_layer=first)
-    set_ratios(llm, first=first)
     wanted = reference(path, cpu_rounding=True).with_heads(TOKENS, heads)
-    for a, b in ((0, 70), (70, N), (N, N + 1), (N + 1, N + 2)):  # two batches, one in two micro-batches, and two steps
-        llm.eval(TOKENS[a:b])
-        close(native_row(llm), wanted[b - 1], tolerance(path))
+    with ratios(llm, first=first) as own:
+        for a, b in (
+            (0, 70),
+            (70, N),
+            (N, N + 1),
+            (N + 1, N + 2),
+        ):  # two batches, one in two micro-batches, and two steps
+            llm.eval(TOKENS[a:b])
+            close(native_row(llm), wanted[b - 1], tolerance(path))
     assert moved(path, TOKENS[: N + 2], wanted[N + 1]) > 0.05, "ratios must matter, or this test shows nothing"
     trace = reference(path).trace(TOKENS, heads)
-    for il in range(4):
-        np.testing.assert_allclose(ratios(llm, il), trace.ratios[il], rtol=1e-6)
+    np.testing.assert_allclose(own.ratios, trace.ratios, rtol=1e-12)
 
 
 @pytest.mark.parametrize("first", [0, 2])
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in SLIDING])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in (*SLIDING, "hunyuan-dense")])
 def test_heads_in_the_order_of_outliers_are_the_references(name: str, first: int, tiny: Tiny, load: Load) -> None:
     path = tiny(MODELS[name][0], **{"n_layer": 4, **MODELS[name][1]})
     llm, heads = load(path, False, n_batch=128, n_ubatch=128), Heads(first_layer=first, outliers=True)
     ref = reference(path, cpu_rounding=True)
     wanted, trace = ref.with_heads(TOKENS, heads, n_prompt=N), ref.trace(TOKENS[:N], heads)
-    find_ratios(llm, TOKENS[:N], first=first)
-    for il in (il for il in range(4) if ref._rope[il][0].any()):  # some of smollm3's layers do not rotate
-        np.testing.assert_allclose(ratios(llm, il), trace.ratios[il], rtol=1e-6)
-    for i in range(N, N + 3):
-        close(native_row(llm), wanted[i - 1], tolerance(path))
-        llm.eval(TOKENS[i : i + 1])
+    with found_ratios(llm, TOKENS[:N], first=first) as own:
+        for il in (il for il in range(4) if ref._rope[il][0].any()):  # some of smollm3's layers do not rotate
+            np.testing.assert_allclose(own.ratios[il], trace.ratios[il], rtol=1e-12)
+        for i in range(N, N + 3):
+            close(native_row(llm), wanted[i - 1], tolerance(path))
+            llm.eval(TOKENS[i : i + 1])
     orders = {tuple(r) for r in trace.ratios[first:]}
     assert any(list(order) != sorted(order, reverse=True) for order in orders) or len(orders) > 1
 
 
-def test_another_prompt_has_another_order(tiny: Tiny, load: Load) -> None:
+def test_another_prompt_has_another_order_and_keeps_it_when_it_is_set_again(tiny: Tiny, load: Load) -> None:
     path = tiny("llama", n_layer=6)
-    llm = load(path, False, n_batch=128, n_ubatch=128)
+    llm, heads = load(path, False, n_batch=128, n_ubatch=128), Heads(outliers=True)
     seen = set()
     for tokens in (TOKENS[:40], TOKENS[30:70], TOKENS[:40]):
-        clear(llm)
-        find_ratios(llm, tokens)
-        trace = reference(path).trace(tokens, Heads(outliers=True))
-        np.testing.assert_allclose([ratios(llm, il) for il in range(6)], trace.ratios, rtol=1e-6)
+        engine.clear(llm)
+        with found_ratios(llm, tokens) as own:
+            trace = reference(path).trace(tokens, heads)
+            np.testing.assert_allclose(own.ratios, trace.ratios, rtol=1e-12)
         seen.add(tuple(np.concatenate(trace.ratios)))
-        llm.eval(tokens[:5])  # steps leave it
-        np.testing.assert_allclose(ratios(llm, 3), trace.ratios[3], rtol=1e-6)
     assert len(seen) == 2
-    take_off(llm)
-    assert all((ratios(llm, il) == 1).all() for il in range(6)) and engine.head_counts(llm) == [4] * 6
-
-
-def test_ratios_that_are_set_again_are_those_of_the_cache(tiny: Tiny, load: Load) -> None:
-    path = tiny("llama", n_layer=4)
-    llm, heads = load(path, False, n_batch=128, n_ubatch=128), Heads(outliers=True)
-    find_ratios(llm, TOKENS[:N])
-    found = [ratios(llm, il) for il in range(4)]
-    take_off(llm)
-    engine.set_head_ratios(llm, found)
-    llm.eval(TOKENS[N : N + 1])
-    close(native_row(llm), reference(path).with_heads(TOKENS, heads, N)[N], tolerance(path))
-
-
-def test_layers_before_the_first_are_untouched_to_the_bit(tiny: Tiny, load: Load) -> None:
-    path = tiny("qwen3", n_layer=4)
-    stock, llm = load(path, False), load(path, False)
-    set_ratios(llm)
-    with tap(stock, ["l_out", "kq_soft_max"]) as a, tap(llm, ["l_out", "kq_soft_max"]) as b:
-        stock.eval(TOKENS[:60])
-        llm.eval(TOKENS[:60])
-    for il in range(4):
-        for name in f"l_out-{il}", f"kq_soft_max-{il}":
-            assert np.array_equal(a[name], b[name]) == (il < 2)
+    with contextlib.closing(HeadRatios(llm, own.ratios)):
+        llm.eval(TOKENS[40:41])
+        close(native_row(llm), reference(path).with_heads(TOKENS[:41], heads, 40)[40], tolerance(path))
+    assert head_counts(llm) == [4] * 6
 
 
 @pytest.mark.parametrize("flash_attn", [False, True])
@@ -150,13 +123,9 @@ def test_layers_before_the_first_are_untouched_to_the_bit(tiny: Tiny, load: Load
 def test_off_again_is_stock_to_the_bit(order: str, flash_attn: bool, tiny: Tiny, load: Load) -> None:
     path = tiny("llama", n_layer=4)
     stock, llm = (load(path, False, flash_attn=flash_attn, f16=True) for _ in range(2))
-    if order == "outlier":
-        find_ratios(llm, TOKENS[:50])
-    else:
-        set_ratios(llm)
-        llm.eval(TOKENS[:50])
-    take_off(llm)
-    clear(llm)
+    with found_ratios(llm, TOKENS[:50]) if order == "outlier" else ratios(llm):
+        llm.eval(TOKENS[50:60])
+    engine.clear(llm)
     for part in TOKENS[:50], TOKENS[50:51], TOKENS[51:52]:
         stock.eval(part)
         llm.eval(part)
@@ -168,9 +137,9 @@ def test_ratios_near_1_are_nearly_the_model_and_of_1_the_model_to_the_bit(tiny: 
     llm, stock = load(path, False), load(path, False)
     stock.eval(TOKENS[:50])
     for ratio in (1 + 1e-6, 1):
-        clear(llm)
-        set_ratios(llm, ratio, ratio, 0)
-        llm.eval(TOKENS[:50])
+        engine.clear(llm)
+        with ratios(llm, ratio, ratio, 0):
+            llm.eval(TOKENS[:50])
         close(native_row(llm), reference(path).standard(TOKENS[:50])[-1], tolerance(path))
     assert np.array_equal(native_row(llm), native_row(stock))
 
@@ -178,19 +147,19 @@ def test_ratios_near_1_are_nearly_the_model_and_of_1_the_model_to_the_bit(tiny: 
 def test_equal_ratios_are_a_scale_of_all_positions(tiny: Tiny, load: Load) -> None:
     path = tiny("qwen2", n_layer=4)
     llm, stock = load(path, False), load(path, False, rope_freq_scale=0.5)
-    set_ratios(llm, 2, 2, 0)
-    for model in llm, stock:
-        model.eval(TOKENS[:60])
+    stock.eval(TOKENS[:60])
+    with ratios(llm, 2, 2, 0):
+        llm.eval(TOKENS[:60])
     close(native_row(llm), native_row(stock), rounding(path))
 
 
 @pytest.mark.parametrize("kind", ["f16", "flash", "q8_0"])
 def test_coarse_caches_hold_the_keys_as_they_were_rotated(kind: str, tiny: Tiny, load: Load) -> None:
-    path, flash = tiny("llama", n_layer=4, n_embd=128), kind != "f16"
-    q8 = {"type_k": llama_cpp.GGML_TYPE_Q8_0, "type_v": llama_cpp.GGML_TYPE_Q8_0}
-    llm = load(path, False, flash_attn=flash, f16=kind != "q8_0", **(q8 if kind == "q8_0" else {}))
-    set_ratios(llm)
-    llm.eval(TOKENS[:60])
+    path = tiny("llama", n_layer=4, n_embd=128)
+    keys = {"type_k": llama_cpp.GGML_TYPE_Q8_0} if kind == "q8_0" else {}
+    llm = load(path, False, flash_attn=kind == "flash", f16=True, **keys)
+    with ratios(llm):
+        llm.eval(TOKENS[:60])
     wanted = reference(path).with_heads(TOKENS[:60], Heads())[-1]
     got = native_row(llm).astype(float)
     assert ((got - wanted) ** 2).mean() < (3e-3 if kind == "q8_0" else 1e-4) * (wanted**2).mean()
@@ -200,44 +169,19 @@ def test_coarse_caches_hold_the_keys_as_they_were_rotated(kind: str, tiny: Tiny,
 def test_a_hybrid_model_has_ratios_where_it_attends(tiny: Tiny, load: Load) -> None:
     path = tiny("lfm2", n_layer=4)
     llm = load(path, False)
-    set_ratios(llm, first=2)
-    llm.eval(TOKENS[:60])
+    with ratios(llm, first=2):
+        llm.eval(TOKENS[:60])
     close(native_row(llm), reference(path).with_heads(TOKENS[:60], Heads())[-1], tolerance(path))
     assert "recurrent state" in (MsPoE(order="outlier").refusal(llm) or "")
-
-
-def test_exits_of_scaled_heads_are_theirs(tiny: Tiny, load: Load) -> None:
-    path = tiny("llama", n_layer=4)
-    llm = load(path, False)
-    array = (ctypes.c_int32 * 1)(3)
-    set_ratios(llm)
-    assert _native.pcd_set_exits(llm.ctx, array, 1, None, 0) == _native.OK
-    llm.eval(TOKENS[:60])
-    got = np.ctypeslib.as_array(_native.pcd_get_exit_logits(llm.ctx, 0, -1), shape=(llm.n_vocab(),))
-    ref = reference(path)
-    wanted = ref._head(ref.trace(TOKENS[:60], Heads()).hidden[3][-1:])[0]
-    close(got, wanted, tolerance(path, of=wanted))
 
 
 # --- what is refused ---
 
 
-def test_values_out_of_range_are_named(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False)
-    for values, named in (
-        ([0.0] * 12, "a ratio is 0"),
-        ([1.0] * 11 + [1001.0], "a ratio is 1001"),
-        ([float("nan")] * 12, "a ratio is nan"),
-        ([1.0] * 11, "11 ratios are given; allowed: 12"),
-    ):
-        with pytest.raises(ValueError, match=named):
-            engine.set_head_ratios(llm, [values])  # type: ignore[list-item]
-
-
 @pytest.mark.parametrize(
     ("arch", "order", "named"),
     [
-        *((arch, "static", "no rotary positions") for arch in ("gpt2", "bloom", "mamba", "starcoder")),
+        *((arch, "static", "no rotary positions") for arch in ("gpt2", "bloom", "mamba")),
         ("qwen2vl", "static", "M-RoPE"),
         ("deepseek2", "static", "MLA"),
         ("gemma3", "outlier", "sliding-window"),
@@ -251,59 +195,35 @@ def test_a_refusal_leaves_the_model_as_it_was(arch: str, order: str, named: str,
     assert np.array_equal(native_row(other), native_row(stock))
 
 
-def test_ratios_of_one_layer_are_changed_in_place(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False)
-    error = ctypes.create_string_buffer(200)
-
-    def change(il: int, *values: float) -> str:
-        array = (ctypes.c_float * len(values))(*values)
-        status = _native.pcd_set_layer_ratios(llm.ctx, il, array, len(values), error, 200)
-        assert (status == _native.OK) == (not error.value)
-        return error.value.decode()
-
-    assert "layer 2" in change(2, 1, 2, 3, 4)  # nothing has been set yet
-    set_ratios(llm)
-    for il in (1, 3):
-        assert f"layer {il} has no ratios" in change(il, 1, 2, 3, 4)
-    assert "3 ratios are given; allowed: 4" in change(2, 1, 2, 3) and "a ratio is -4" in change(2, 1, 2, 3, -4)
-    assert change(2, 1, 2, 3, 4) == "" and ratios(llm, 2).tolist() == [1, 2, 3, 4]
-    other = load(tiny("llama"), False)
-    engine.set_head_ratios(other, [np.ones(8), np.arange(1, 5)])
-    for model in llm, other:
-        model.eval(TOKENS[:30])
-    assert np.array_equal(native_row(llm), native_row(other))
+@pytest.mark.parametrize(
+    ("arch", "name", "named"),
+    [
+        ("starcoder", "ms-poe:first_layer=0", "does not show them"),  # which rotates in name only
+        ("hunyuan-dense", "ms-poe-outlier:first_layer=0", "changes its queries after their rotation"),  # by a norm
+    ],
+)
+def test_what_only_a_graph_shows_is_said_at_the_first_prompt(
+    arch: str, name: str, named: str, tiny: Tiny, load: Load
+) -> None:
+    llm = load(tiny(arch), "paper" if arch == "hunyuan-dense" else False, n_batch=64, n_ubatch=64)
+    before = llm.pcd
+    with pytest.raises(pypcd.UnsupportedError, match=f"head by head: .*{named}"):
+        decode.parse(name).generate(llm, "one two three", max_tokens=2)
+    assert llm.pcd == before
 
 
-def test_ratios_and_pcd_exclude_each_other(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), "paper")
-    with pytest.raises(pypcd.UnsupportedError, match="PCD is on, and over-rotates"):
-        set_ratios(llm)
-    llm.pcd = False
-    set_ratios(llm)
-    with pytest.raises(pypcd.UnsupportedError, match="have ratios of their own .Ms-PoE.*llama_pcd_set_head_ratios"):
-        llm.pcd = "paper"
-    take_off(llm)
-    llm.pcd = "paper"
-    llm.eval(TOKENS[:5])
-    assert llm.pcd_logits().local is not None
+def test_queries_are_not_turned_without_their_keys(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of an architecture whose keys have another name in the graph."""
+    llm, tap = load(tiny("llama", n_layer=4), False), engine.tap
+    monkeypatch.setattr(engine, "tap", lambda llm, names, look: tap(llm, names[:1], look))
+    with pytest.raises(pypcd.UnsupportedError, match="of layer 2, .* shows only the tensors Q"), ratios(llm):
+        llm.eval(TOKENS[:20])
 
 
-def test_keys_of_scaled_heads_are_not_shifted(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False)
-    memory = llama_cpp.llama_get_memory(llm.ctx)
-    assert llama_cpp.llama_memory_can_shift(memory)
-    set_ratios(llm, first=0)
-    assert not llama_cpp.llama_memory_can_shift(memory)
-    llm.eval(TOKENS[:20])
-    llama_cpp.llama_memory_seq_rm(memory, 0, 0, 5)
-    llama_cpp.llama_memory_seq_add(memory, 0, 5, -1, -5)
-    llm.n_tokens -= 5
-    with pytest.raises(pypcd.PCDError, match="cannot move to other positions; clear the memory"):
-        llm.eval(TOKENS[20:21])
-    clear(llm)
-    llm.eval(TOKENS[:20])
-    take_off(llm)
-    assert llama_cpp.llama_memory_can_shift(memory)
+def test_values_need_flash_attention_if_they_are_quantised(tiny: Tiny, load: Load) -> None:
+    q8 = {"type_k": llama_cpp.GGML_TYPE_Q8_0, "type_v": llama_cpp.GGML_TYPE_Q8_0}
+    llm = load(tiny("llama", n_embd=128), False, flash_attn=True, **q8)
+    assert "needs flash attention" in (MsPoE().refusal(llm) or "")
 
 
 # --- the method ---
@@ -342,8 +262,7 @@ def test_a_prompt_in_the_cache_keeps_its_order_whatever_is_set_meanwhile(tiny: T
     llm, method = load(path, False), decode.parse("ms-poe-outlier")
     session = Session(llm)
     first = method.generate(session, "one two three", max_tokens=4)
-    set_ratios(llm, high=3)
-    take_off(llm)
+    HeadRatios(llm, MsPoE(1.2, 3)._static(llm)).close()
     again = method.generate(session, "one two three", max_tokens=4)
     assert again.n_evaluated == 0 and again.tokens == first.tokens
     other = method.generate(Session(llm), "three two one", max_tokens=4)

@@ -127,8 +127,6 @@ def record(shim: Path, folder: Path) -> dict[str, list[str]]:
     import llama_cpp
     from tiny_gguf import write_tiny_gguf
 
-    from pypcd import engine
-
     library, lines = ctypes.CDLL(str(shim)), folder / "graphs"
     types = {"f16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0}
     found: dict[str, set[str]] = defaultdict(set)
@@ -163,22 +161,11 @@ def record(shim: Path, folder: Path) -> dict[str, list[str]]:
                         lambda llm=llm, text=text, pcd=pcd, given=given: work(llm, text, pcd, **given)
                     ):
                         seen[node].add(mode)
-                if n == N_SHORT and model == "llama":
-                    llm.pcd = False
-                    engine.set_head_ratios(
-                        llm, [[1.5 if il else 1.0] * n for il, n in enumerate(engine.head_counts(llm))]
-                    )
-                    for node in nodes_of(lambda llm=llm: work(llm, [1, 2, 3, 4] * 8, False, later=False, shift=False)):
-                        seen[node].add("heads")
-                    engine.unset_head_ratios(llm)
-                    engine.set_exits(llm, [1, 2])
-                    for node in nodes_of(lambda llm=llm: work(llm, [1, 2, 3, 4] * 8, False, later=False, shift=False)):
-                        seen[node].add("exits")
                 llm.close()
             for node, modes in seen.items():
                 if "" not in modes:  # llama.cpp itself does not have it, with this model and cache
                     found[node] |= modes
-    order = [*MODES, "heads", "exits"]
+    order = list(MODES)
     return {node: sorted(modes, key=order.index) for node, modes in sorted(found.items())}
 
 
@@ -208,7 +195,7 @@ def table(nodes: dict[str, list[str]]) -> list[tuple[str, str, str]]:
         name, dst, *sources = re.split(r" (f32|f16|i32|q8_0)(?: <- |$)", node, maxsplit=1)
         grouped[name].append(f"`{dst} <- {sources[0]}`" if sources[0] else f"`{dst}`")
         modes[name].update(found)
-    order = [*MODES, "heads", "exits"]
+    order = list(MODES)
     return [
         (name, ", ".join(types), ", ".join(sorted(modes[name], key=order.index))) for name, types in grouped.items()
     ]
