@@ -9,39 +9,12 @@ from typing import Any
 import llama_cpp
 import pytest
 from batches import OK, Native, decode_batch, same_rows, set_seq, turn_on
-from conftest import TOKENS, Load, Tiny, greedy, run_python
-from tiny_gguf import HYBRID_ARCHS
+from conftest import TOKENS, Load, Tiny, run_python
 
 import pypcd
 from pypcd.decode import Session
-from pypcd.engine import _bindings as _native
 
 # --- the tokens ---
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {},
-        {"relative_top": 0.1},
-        {"relative_top": 0.6, "gamma": 50},
-        {"cache": "shared", "relative_top": 0.3},
-        {"cache": "separate", "relative_top": 0.3},
-        {"perturbation": "none", "window": 20, "relative_top": 0.3},
-        {"gamma": 1},
-        {"adaptive": "jsd", "beta": 5.0},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("arch", ["llama", "qwen2vl", "gemma3", "smollm3", "stablelm", *HYBRID_ARCHS])
-def test_the_tokens_do_not_depend_on_the_evaluation(arch: str, setting: dict[str, Any], tiny: Tiny, load: Load) -> None:
-    if arch in HYBRID_ARCHS:
-        setting = {**setting, "cache": "shared"}  # they have no second state
-    answers = []
-    for evaluation in ("auto", "fused", "alternate"):
-        llm = load(tiny(arch), {**setting, "evaluation": evaluation})
-        answers.append(greedy(llm, 40))
-    assert answers[0] == answers[1] == answers[2]
 
 
 CUT, FLOOR = {"relative_top": 0.3}, {"min_entropy": 0.5}
@@ -181,19 +154,6 @@ def test_second_keys_that_are_derived_leave_the_kept_graphs_alone(native: Native
         assert one.stats.n_derived == before[1] + 1
         assert one.n_reused - before[0] == (7 if one is context else 3)
     same_rows(context, fused)
-
-
-def test_the_last_graph_is_the_one_that_was_computed_last(native: Native) -> None:
-    """Also where it has a scheduler of its own."""
-    sizes = {}
-    for evaluation, of in (("fused", (2, 1)), ("auto", (2, 1)), ("alternate", (1, 1))):
-        context = native("llama", {"evaluation": evaluation, "cache": "shared"})
-        context.decode(TOKENS[:50])
-        context.decode(TOKENS[50:51])
-        stats = _native.pcd_get_graph_stats(context.ctx)
-        assert (stats.n_tokens, stats.n_twins) == of and stats.n_splits == 1
-        sizes[evaluation] = stats.bytes_out, stats.n_nodes
-    assert sizes["fused"] == sizes["auto"] and sizes["fused"][0] == 2 * sizes["alternate"][0]
 
 
 FREED = """

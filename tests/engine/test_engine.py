@@ -336,17 +336,6 @@ def test_second_keys_may_be_coarser_than_the_first(type_k_over: str, cache: str,
         assert llm.pcd_stats().second_bytes == pytest.approx(keys * bits[type_k_over] / 32 + values, rel=0.05)
 
 
-def test_a_type_of_second_keys_may_change_at_any_time(tiny: Tiny, load: Load) -> None:
-    path = tiny("llama", n_embd=128)
-    llm = load(path, {"type_k_over": "q4_0"})
-    llm.eval(TOKENS[:60])
-    coarse = llm.pcd_stats().second_bytes
-    llm.pcd = {"type_k_over": None}
-    llm.eval(TOKENS[60:61])
-    check_rows(llm, path, TOKENS[:61])
-    assert llm.pcd_stats().second_bytes > 5 * coarse
-
-
 def test_a_head_too_small_for_a_block_is_refused(tiny: Tiny, load: Load) -> None:
     with pytest.raises(
         pypcd.UnsupportedError, match="type_k_over is q8_0, .* blocks of 32, but a head has 16 dimensions"

@@ -314,36 +314,6 @@ def test_the_formula_in_numpy_and_the_control_contrast_the_same_rows(
 # -- several sequences -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("evaluation", WAYS)
-@pytest.mark.parametrize("cache", CACHES)
-def test_each_sequence_has_its_own(cache: str, evaluation: str, native: Native) -> None:
-    base: Setting = {"cache": cache, "evaluation": evaluation}
-    own = [*({"min_context": floor} for floor in (0, 8, 11, 100)), {"min_entropy": 100.0}, {"min_entropy": 1e-6}]
-    sequences = range(len(own))
-    together, stock = (native("llama", pcd, n_seq_max=len(own)) for pcd in (base, None))
-    alone = native("llama", base)
-    for seq, floor in enumerate(own):
-        assert set_seq(together, seq, {**base, **floor, "beta": 1.0}) == OK
-    texts = [[TOKENS[(11 * seq + 7 * i) % 120] for i in range(12)] for seq in sequences]
-    for part in (range(9), range(9, 10), range(10, 11), range(11, 12)):
-        entries = [(texts[s][p], p, [s], p == part[-1]) for s in sequences for p in part]
-        assert decode_batch(together, entries) == decode_batch(stock, entries) == 0
-        wanted = [i for i, entry in enumerate(entries) if entry[3]]
-        for seq, i in enumerate(wanted):
-            if own[seq].get("min_entropy") == 100:
-                assert together.is_plain(i)
-                close(together.seen(i), stock.seen(i), together.limit)
-            elif part[-1] + 1 < own[seq].get("min_context", 0):
-                check_plain(together, together.seen(i), i)
-                check_plain(together, together.seen(i), seq - len(own))
-                close(together.seen(i), stock.seen(i), together.limit)
-            else:
-                llama_cpp.llama_memory_clear(alone.memory, True)
-                decode_in([alone], texts[seq][: part[-1] + 1])
-                same_rows(together, alone.rows(), i)
-                check_seen(together, i, {"beta": 1.0})
-
-
 # -- min_first_entropy: the first token's row decides for the answer -----------------------------------------------------
 
 Unlike = tuple[list[int], list[int], float]

@@ -11,12 +11,9 @@ import sys
 from typing import Any
 
 import llama_cpp
-import numpy as np
 import pytest
 from batches import (
     OK,
-    WAYS,
-    Abort,
     Context,
     Native,
     Setting,
@@ -28,11 +25,10 @@ from batches import (
     turn_off,
     turn_on,
 )
-from conftest import SANITIZED, TOKENS, Tiny, close, expected, run_python, tolerance, turn
+from conftest import SANITIZED, TOKENS, Tiny, close, run_python
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import pypcd
 from pypcd.engine import _bindings as _native
 
 SEQUENCES = {"n_seq_max": 4, "n_ctx": 1024, "n_batch": 1024, "n_ubatch": 64}
@@ -63,18 +59,6 @@ def test_a_token_decoded_with_pcd_off_costs_one_cell(arch: str, native: Native) 
     assert derived(fresh) == 0
 
 
-def test_restoring_everything_derives_all_cells(native: Native) -> None:
-    context, fresh, stock = (native("llama", on, **SEQUENCES) for on in ({}, {}, None))
-    decode_in((context, fresh, stock), TOKENS[:50])
-    decode_in((context, fresh, stock), TOKENS[50:80], seq=1)
-    context.restore(stock.save())
-    assert derived(context) == 0
-    for n, seq in enumerate((1, 0)):
-        decode_in((context, fresh, stock), TOKENS[90 + n : 91 + n], seq=seq)
-        assert derived(context) == 80
-        check_row(context, stock, fresh)
-
-
 def test_a_shift_derives_what_moved(native: Native) -> None:
     """Two sequences with every other cell each: the cells of the one that moves are no neighbours."""
     context, later, stock = (native("llama", on, **SEQUENCES) for on in ({}, None, None))
@@ -102,26 +86,6 @@ def test_what_is_no_part_of_the_table_derives_nothing(native: Native) -> None:
     turn_on(context, {"alpha": 0.3, "beta": 1.0, "gamma": 5, "window": 20, "evaluation": "alternate"})
     decode_in([context], TOKENS[50:51])
     assert derived(context) == 0
-
-
-@pytest.mark.parametrize("way", [way for way, (_, setting, _) in WAYS.items() if "cache" not in setting])
-def test_a_decode_that_was_cut_off_leaves_its_cells_to_be_derived(way: str, native: Native) -> None:
-    """Whether or not the callback cut off the part that had stored them."""
-    arch, setting, params = WAYS[way]
-    context, fresh, stock = native(arch, setting, **params), native(arch, setting, **params), native(arch, **params)
-    decode_in((context, fresh, stock), TOKENS[:20])
-    abort = Abort(context)
-    assert abort.decode(sys.maxsize, TOKENS[20:30]) == 0
-    n_nodes = abort.n
-    for part in range(4):
-        llama_cpp.llama_memory_seq_rm(context.memory, 0, 20, -1)
-        assert abort.decode(n_nodes * part // 4, TOKENS[20:30]) == 2
-        kept = min(context.span()[1] + 1, 29)  # parts that were finished may stay
-        llama_cpp.llama_memory_seq_rm(context.memory, 0, kept, -1)
-        decode_in([context], TOKENS[kept:30])
-        if part == 0:
-            decode_in((fresh, stock), TOKENS[20:30])
-        check_row(context, stock, fresh)
 
 
 @functools.cache
@@ -308,29 +272,6 @@ def test_assigning_a_setting_frees_what_it_does_not_need(tiny: Tiny, load: Any) 
     assert llm.pcd_stats().second_bytes == 0
 
 
-def test_the_rows_are_right_whatever_was_set_before(native: Native) -> None:
-    """Second keys that are kept hold what the setting before them wrote."""
-    kinds: list[Setting] = [
-        {},
-        {"cache": "separate"},
-        {"cache": "shared"},
-        {"type_k_over": "f16"},
-        {"cache": "separate", "type_k_over": "f16"},
-        {"perturbation": "none", "window": 8},
-    ]
-    context, stock = native("llama", **SEQUENCES), native("llama", **SEQUENCES)
-    fresh = [native("llama", setting, **SEQUENCES) for setting in kinds]
-    decode_in((context, stock, *fresh), TOKENS[:30])
-    order = [b for pair in itertools.permutations(range(len(kinds)), 2) for b in pair]
-    for n, kind in enumerate(order):
-        turn_on(context, kinds[kind])
-        decode_in((context, stock, *fresh), [TOKENS[(30 + n) % len(TOKENS)]])
-        close(context.rows()[0], stock.seen(), context.limit)
-        rows, exact = context.rows(), fresh[kind].rows()
-        coarse = np.abs(exact[0] - exact[1]).max() / 20 if "type_k_over" in kinds[kind] else 0.0
-        close(rows, exact, max(context.limit, coarse))
-
-
 def breakdown(context: Context) -> int:
     """The bytes that llama.cpp lists for the context itself: llama_get_memory_breakdown, of its internal C++ interface.
 
@@ -486,23 +427,6 @@ def test_a_window_twin_rides_beside_turned_ones(
             decode_in([alone[seq]], [tokens[seq]], at[seq])
             at[seq] += 1
             same_rows(together, alone[seq].rows(), i)
-
-
-@pytest.mark.parametrize("setting", [{}, {"cache": "shared"}], ids=str)
-def test_rows_of_turned_and_unturned_twins_are_the_references(setting: Setting, native: Native, tiny: Tiny) -> None:
-    path = tiny("llama")
-    context, texts = native("llama", setting, **SEQUENCES), {seq: TOKENS[25 * seq : 25 * seq + 40] for seq in range(3)}
-    assert set_seq(context, 1, WINDOW) == OK
-    for seq, text in texts.items():
-        decode_in([context], text[:-1], out=[], seq=seq)
-    decode_each(context, {seq: text[-1] for seq, text in texts.items()}, dict.fromkeys(texts, 39))
-    for seq, text in texts.items():
-        config = pypcd.PCDConfig(**setting, **(WINDOW if seq == 1 else {}))
-        exact, atol = expected(path, text, 39, config), tolerance(path, 40)
-        rows = context.rows(seq)
-        close(rows[0], exact[0], atol)
-        close(rows[1], exact[1], atol * turn(path, config))
-        assert np.abs(exact[0] - exact[1]).max() > 0.05
 
 
 def test_a_twin_that_is_not_turned_costs_no_graph(native: Native) -> None:

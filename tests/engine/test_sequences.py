@@ -11,7 +11,6 @@ import llama_cpp
 import numpy as np
 import pytest
 from batches import (
-    CACHES,
     EVALUATIONS,
     OK,
     SHORT_SLIDING,
@@ -32,29 +31,6 @@ from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
 
 # --- several sequences ---
-
-
-@pytest.mark.parametrize("evaluation", EVALUATIONS)
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("arch", ["llama", "gemma3"])
-def test_each_sequence_of_a_batch_has_its_own_twin(arch: str, cache: str, evaluation: str, native: Native) -> None:
-    """Three texts in one batch, the first two with a common beginning, give the rows of three contexts."""
-    texts = [TOKENS[:30], TOKENS[:20] + TOKENS[60:75], TOKENS[80:117]]
-    setting, params = {"cache": cache, "evaluation": evaluation}, {"n_seq_max": 3, "n_ctx": 512}
-    together, stock = native(arch, setting, **params), native(arch, **params)
-    alone = [native(arch, setting) for _ in texts]
-    for context in (together, stock):
-        assert decode_batch(context, [(t, p, [0, 1], False) for p, t in enumerate(texts[0][:20])]) == 0
-        batch = [(t, p, [s], False) for s, text in enumerate(texts) for p, t in enumerate(text) if s == 2 or p >= 20]
-        assert decode_batch(context, batch) == 0
-    for context, text in zip(alone, texts):
-        decode_in([context], text)
-    for step in range(3):  # a batching server's: one token each
-        batch = [(TOKENS[40 + 9 * s + step], len(text) + step, [s], True) for s, text in enumerate(texts)]
-        assert decode_batch(together, batch) == decode_batch(stock, batch) == 0
-        for s, context in enumerate(alone):
-            decode_in([context], [batch[s][0]])
-            check_row(together, stock, context.rows(), s)
 
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
