@@ -1,4 +1,4 @@
-"""evaluation="auto": its rule; the tokens of all ways; and graphs that take turns."""
+"""evaluation="auto": its rule, and graphs that take turns."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from conftest import TOKENS, Load, Tiny, run_python
 import pypcd
 from pypcd.decode import Session
 
-# --- the tokens ---
-
+# --- the rule ---
 
 CUT, FLOOR = {"relative_top": 0.3}, {"min_entropy": 0.5}
 

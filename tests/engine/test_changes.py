@@ -105,18 +105,6 @@ def test_a_check_changes_nothing(arch: str, native: Native) -> None:
             llama_cpp.llama_memory_clear(each.memory, True)
 
 
-def test_a_check_knows_what_only_a_graph_shows(native: Native) -> None:
-    """Without PCD having been on: keys that are changed behind their rotation, and no rotations at all."""
-    for arch, setting, sentence in (
-        ("bloom", {}, "no rotary positions"),
-        ("lfm2", {"cache": "separate"}, "recurrent layers"),
-    ):
-        context = native(arch)
-        status, text = ask(context, setting, _native.pcd_check)
-        assert status == _native.UNSUPPORTED and sentence in text
-        assert ask(context, setting)[1] == text and read_back(context) is None
-
-
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 FAILING = """

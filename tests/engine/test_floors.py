@@ -551,25 +551,6 @@ def test_only_a_caller_knows_that_an_answer_is_given_anew(unlike: Unlike, native
         assert context.is_plain(0) and context.stats.n_twins == n_twins + begins
 
 
-@pytest.mark.parametrize("evaluation", WAYS)
-def test_each_sequence_has_an_answer_of_its_own(evaluation: str, unlike: Unlike, native: Native) -> None:
-    sure, unsure, least = unlike
-    base: Setting = {"evaluation": evaluation}
-    context, stock = native("llama", base, n_seq_max=3), native("llama", n_seq_max=3)
-    for seq, own in enumerate((least, least, 0.0)):
-        assert set_seq(context, seq, {**base, "min_first_entropy": own, "beta": 1.0}) == OK
-    prompts = [sure, unsure, sure]
-    entries = [(prompts[s][p], p, [s], p == N - 1) for s in range(3) for p in range(N)]
-    assert decode_batch(context, entries) == decode_batch(stock, entries) == 0
-    for p in range(N, N + 4):
-        for each in (context, stock):
-            step(each, p, 0, 1, 2)
-        close(context.seen(0), stock.seen(0), context.limit)
-        assert context.is_plain(0)
-        for i in (1, 2):
-            check_seen(context, i, {"beta": 1.0})
-
-
 def test_what_another_sequence_decodes_with_pcd_off_leaves_an_answer_alone(unlike: Unlike, native: Native) -> None:
     """And its own tokens end it."""
     sure, _, least = unlike

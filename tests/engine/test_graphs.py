@@ -1,17 +1,15 @@
-"""Graphs of steps: how often one is used again, what it copies, and cells that are filled without being evaluated."""
+"""Graphs of steps: how often one is used again, and what it copies."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from conftest import TOKENS
 from steps import fill_cells, graph_stats, timed_steps
 from test_masks import SETTINGS
 
 import pypcd
-from pypcd import engine
 
 
 @pytest.fixture(scope="module")
@@ -52,29 +50,3 @@ def test_a_twin_adds_a_row_to_what_is_copied(llm: Any) -> None:
     assert plain.bytes_out == 4 * llm.n_vocab() and twin.bytes_out == 2 * plain.bytes_out
     assert twin.n_nodes > plain.n_nodes and twin.n_splits == plain.n_splits == 1
     assert plain.bytes_in < twin.bytes_in < 3 * plain.bytes_in
-
-
-@pytest.mark.parametrize("name", [None, *SETTINGS])
-def test_filled_cells_are_zeros_that_nothing_was_evaluated_for(name: str | None, llm: Any) -> None:
-    """All of a sequence of n zeros weighs the same: beside them a token's row hardly depends on where they are."""
-    llm.pcd = None if name is None else pypcd.PCDConfig(**SETTINGS[name])
-    before = graph_stats(llm).n_computed
-    fill_cells(llm, 1000)
-    assert graph_stats(llm).n_computed == before and llm.n_tokens == 1000
-    llm.eval([5])
-    row = native_standard(llm, name)
-    llm.reset()
-    fill_cells(llm, 500)
-    llm.eval([5])
-    assert np.isfinite(row).all() and row.shape == native_standard(llm, name).shape
-    llm.reset()
-
-
-def native_standard(llm: Any, name: str | None) -> np.ndarray:
-    return engine.row(llm, 0) if name is None else engine.pcd(llm).logits(0).standard
-
-
-@pytest.mark.parametrize("n", [0, -1, 5000])
-def test_more_cells_than_there_are_cannot_be_filled(n: int, llm: Any) -> None:
-    with pytest.raises(AssertionError):
-        fill_cells(llm, n)

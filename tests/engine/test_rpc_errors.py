@@ -16,7 +16,7 @@ from pathlib import Path
 
 import llama_cpp
 import pytest
-from conftest import Tiny, run_python
+from conftest import Tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from rpc_servers import RPCServer, needs_rpc, running
@@ -344,40 +344,3 @@ def test_a_server_that_is_lost_ends_the_process_with_a_sentence(tiny: Tiny) -> N
         assert "something that was not flushed" in out
         assert "one token" not in out and "an exception" not in out
         assert err == LOST.format(servers[1].address)
-
-
-@needs_rpc
-def test_a_server_that_is_lost_while_a_model_is_loaded(tiny: Tiny) -> None:
-    """Its last answer before the weights would be sent: the other end goes away in the middle."""
-    server = RPCServer()
-    host, _, port = server.address.partition(":")
-    seen = [0]
-
-    def relay(connection: socket.socket) -> None:
-        """Passes 20,000 bytes in all on, and what is answered; then it is gone."""
-        with socket.create_connection((host, int(port))) as there:
-            back = threading.Thread(target=pump, args=(there, connection, lambda n: True), daemon=True)
-            back.start()
-            pump(connection, there, enough)
-            there.shutdown(socket.SHUT_RDWR)
-
-    def enough(n: int) -> bool:
-        seen[0] += n
-        return seen[0] < 20_000
-
-    try:
-        with fake(relay) as address:
-            code = "import sys, pypcd; pypcd.Llama(sys.argv[1], n_ctx=512, rpc_servers=sys.argv[2])"
-            done = run_python(code, tiny("llama"), address)
-        assert (done.returncode, done.stderr) == (-signal.SIGABRT, LOST.format(address))
-    finally:
-        server.end()
-
-
-def pump(source: socket.socket, target: socket.socket, go_on: Callable[[int], bool]) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(4096):
-            if not go_on(len(data)):
-                return
-            target.sendall(data)
-        target.shutdown(socket.SHUT_WR)

@@ -108,16 +108,6 @@ def test_sequences_with_settings_of_their_own_have_the_rows_they_have_alone(
         check_seen(together, seq, setting)
 
 
-@pytest.mark.parametrize("evaluation", EVALUATIONS)
-def test_rows_of_one_sequence_may_stay_standard(evaluation: str, native: Native) -> None:
-    context = native("llama", {"evaluation": evaluation}, n_seq_max=2)
-    assert set_seq(context, 1, {"evaluation": evaluation, "combine": False}) == OK
-    assert decode_batch(context, [(t, p, [s], p == 9) for s in range(2) for p, t in enumerate(text_of(s, 10))]) == 0
-    check_seen(context, 9, {})
-    assert np.array_equal(context.seen(19), context.rows(19)[0])
-    assert np.isfinite(context.row(19, _native.ROW_CONTRASTED)).sum() == 30
-
-
 def test_only_chosen_sequences_have_pcd_where_the_context_says_so(native: Native) -> None:
     base = {"sequences": "chosen"}
     context, stock = native("llama", base, n_seq_max=3), native("llama", n_seq_max=3)
@@ -255,26 +245,6 @@ def plausible(context: Context, seq: int) -> int | None:
 
 
 ARCHS = ["llama", "gemma3", "lfm2"]  # one cache; two; one beside recurrent layers
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-def test_a_rewind_a_common_prefix_and_a_state_leave_settings_alone(arch: str, native: Native) -> None:
-    context = native(arch, {}, n_seq_max=3, n_ctx=512)
-    memory = context.memory
-    assert set_seq(context, 0, {"gamma": 5}) == set_seq(context, 1, None) == OK
-    for seq in range(3):
-        decode_in([context], text_of(seq, 5), seq=seq)
-    state = context.save()
-    for seq in range(2):
-        assert llama_cpp.llama_memory_seq_rm(memory, seq, 0, -1)  # a prompt of which nothing is reused
-        decode_in([context], text_of(seq, 5), 0, seq=seq)
-    assert [plausible(context, seq) for seq in range(2)] == [5, None]
-    if llama_cpp.llama_memory_seq_rm(memory, 1, 3, -1):  # recurrent layers cannot
-        llama_cpp.llama_memory_seq_rm(memory, 1, 0, -1)
-        llama_cpp.llama_memory_seq_cp(memory, 0, 1, 0, 3)
-        assert [plausible(context, seq) for seq in range(2)] == [5, None]
-    context.restore(state)
-    assert [plausible(context, seq) for seq in range(2)] == [5, None]
 
 
 @settings(max_examples=25)
