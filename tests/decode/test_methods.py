@@ -78,18 +78,6 @@ def test_a_stop_text_ends_an_answer_and_is_no_part_of_it(name: str, llm: pypcd.L
     assert method.generate(llm, PROMPT, max_tokens=12, stop="no such text").text == whole.text
 
 
-def test_without_a_stop_text_each_token_is_read_once(llm: pypcd.Llama, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-
-    def counted(llm: pypcd.Llama, token: int) -> bytes:
-        read.append(token)
-        return token_bytes(llm, token)
-
-    monkeypatch.setattr("pypcd.decode.method.token_bytes", counted)
-    answer = parse("greedy").generate(llm, PROMPT, max_tokens=12)
-    assert tuple(read) == answer.tokens
-
-
 def test_a_contrasted_answer_says_what_pcd_did_as_the_model_itself_does(llm: pypcd.Llama) -> None:
     setting, text = "window:window=16:relative_top=0.5:evaluation=fused", PROMPT.whole
     answer = parse(f"pcd:{setting}").generate(llm, text, max_tokens=24)

@@ -60,8 +60,9 @@ def test_a_model_that_rotates_in_name_only_is_refused_and_nothing_changes(before
     for llm in (asked, never):
         llm.eval(TOKENS[:20])
     for setting in ({"cache": "rerotated"}, {"cache": "shared"}, {"cache": "shared", "perturbation": "noise"}):
-        with pytest.raises(pypcd.UnsupportedError, match="'starcoder' has no rotary positions.*with a window"):
-            asked.pcd = pypcd.PCDConfig(**setting)
+        for ask_for in (asked.check_pcd, lambda config: setattr(asked, "pcd", config)):
+            with pytest.raises(pypcd.UnsupportedError, match="'starcoder' has no rotary positions.*with a window"):
+                ask_for(pypcd.PCDConfig(**setting))
     assert asked.pcd == never.pcd
     assert asked.pcd_stats().second_bytes == 0
     for llm in (asked, never):

@@ -32,7 +32,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pypcd
-from pypcd import engine, method
+from pypcd import method
 from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
 
@@ -492,20 +492,3 @@ def test_the_setting_of_a_sequence_comes_before_that_of_a_call(tiny: Tiny, load:
     next(llm.generate(TOKENS[:9], pcd=False))
     with pytest.raises(pypcd.PCDError, match="no PCD logits for row -1"):
         llm.pcd_logits()
-
-
-def test_batching_by_hand_with_a_setting_for_each_sequence(tiny: Tiny, load: Load) -> None:
-    """The example of set_sequence_pcd's docstring."""
-    llm = load(tiny("llama"), "paper", n_seq_max=3)
-    llm.set_sequence_pcd(1, {"beta": 1, "relative_top": 0.01})
-    llm.set_sequence_pcd(2, False)
-    assert engine.decode(llm, [(token, i, seq, i == 9) for seq in range(3) for i, token in enumerate(TOKENS[:10])])
-    rows = [llm.pcd_logits(9), llm.pcd_logits(19)]
-    for got, fields in zip(rows, ({}, {"beta": 1, "relative_top": 0.01})):
-        wanted = method.contrast(got.standard, got.local, **fields)
-        np.testing.assert_allclose(got.contrasted, wanted, rtol=1e-5, atol=1e-5)
-    assert not np.array_equal(rows[0].contrasted, rows[1].contrasted)
-    for row in (29, -1):
-        with pytest.raises(pypcd.PCDError, match=f"no PCD logits for row {row}"):
-            llm.pcd_logits(row)
-    assert np.array_equal(llm.pcd_logits(-2).contrasted, rows[1].contrasted)

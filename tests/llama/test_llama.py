@@ -16,7 +16,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import F32, TOKENS, UNKNOWN, Tiny, check_rows, contrasted, expected, native_row, on_stock, rounding
+from conftest import F32, TOKENS, Tiny, check_rows, contrasted, expected, native_row, on_stock, rounding
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_gguf import CHAT_TEMPLATE
@@ -61,22 +61,6 @@ def test_a_loaded_state_gives_the_rows_of_a_fresh_evaluation(
                 target.pcd_logits()
             target.eval(T[70:71])
             check_rows(target, path, T[:50] + T[70:71])
-
-
-@modes
-def test_pcd_may_be_turned_on_off_and_on_again_behind_a_prompt(mode: dict[str, str], tiny: Tiny, load: Load) -> None:
-    for arch in sorted({"llama", "gemma3", "smollm3"} - UNKNOWN):
-        path = tiny(arch)
-        llm = load(path, False, n_batch=16)
-        llm.eval(T[:40])
-        llm.pcd = mode
-        llm.eval(T[40:41])
-        check_rows(llm, path, T[:41])
-        llm.pcd = False
-        llm.eval(T[41:55])
-        llm.pcd = mode
-        llm.eval(T[55:56])
-        check_rows(llm, path, T[:56])
 
 
 EVERYWHERE: list[dict[str, Any]] = [
@@ -340,14 +324,6 @@ def test_a_ram_cache_gives_the_answers_of_an_uncached_model(tiny: Tiny, load: Lo
             assert text_of(llm(prompt, max_tokens=10, temperature=0, pcd=setting)) == text_of(
                 fresh(prompt, max_tokens=10, temperature=0, pcd=setting)
             )
-
-
-def test_a_stop_string_ends_the_answer(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), "paper")
-    whole = text_of(llm(PROMPT, max_tokens=30, temperature=0))
-    stop = next(c for c in whole[3:] if c.isalnum() and c.isascii())
-    answer = llm(PROMPT, max_tokens=30, temperature=0, stop=[stop])
-    assert text_of(answer) == whole[: whole.index(stop)] and answer["choices"][0]["finish_reason"] == "stop"
 
 
 settings_of_all_kinds = pytest.mark.parametrize(
