@@ -8,7 +8,7 @@ from typing import Any
 
 import llama_cpp
 import pytest
-from batches import OK, Native, decode_batch, same_rows, set_seq, turn_on
+from batches import OK, Native, decode_batch, decode_in, same_rows, set_seq, turn_on
 from conftest import TOKENS, Load, Tiny, run_python
 
 import pypcd
@@ -181,44 +181,19 @@ def test_a_context_with_kept_graphs_is_freed_as_a_whole(tiny: Tiny) -> None:
 
 
 def test_kept_graphs_outlive_nothing_that_they_depend_on(native: Native) -> None:
-    """Rows as in a context that fuses, while positions shift, tables, second keys and attention change, and the context
-    grows past a block of cells."""
-    turns, fused = (native("llama", {"evaluation": e}, n_ctx=1024) for e in ("alternate", "fused"))
+    """Rows as in a context that fuses, when llama.cpp makes its scheduler anew, and when the context grows past a block of cells."""
+    both = [native("llama", {"evaluation": evaluation}, n_ctx=1024) for evaluation in ("alternate", "fused")]
 
     def step(n: int = 3) -> None:
         for token in (TOKENS * 9)[:n]:
-            for context in (turns, fused):
-                assert context.decode([token]) == 0
-            same_rows(turns, fused)
+            decode_in(both, [token])
+            same_rows(*both)
 
-    def both(setting: dict[str, Any]) -> None:
-        for context, evaluation in ((turns, "alternate"), (fused, "fused")):
-            turn_on(context, {**setting, "evaluation": evaluation})
-
-    for context in (turns, fused):
-        context.decode(TOKENS[:30])
+    decode_in(both, TOKENS[:30])
     step(5)
-    both({"alpha": 0.4})
-    step()
-    both({"cache": "shared", "window": 12})
-    step()
-    both({"window": 12, "n_sink": 0})
-    step()
-    both({})
-    step()
-    for context in (turns, fused):
-        llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, 4)
-        llama_cpp.llama_memory_seq_add(context.memory, 0, 4, -1, -4)
-    step()
-    for causal in (False, True):  # llama.cpp makes its scheduler anew
-        for context in (turns, fused):
+    for causal in (False, True):
+        for context in both:
             llama_cpp.llama_set_causal_attn(context.ctx, causal)
     step()
-    for context in (turns, fused):
-        context.decode((TOKENS * 3)[: 254 - context.span()[1]], out=[])
+    decode_in(both, (TOKENS * 3)[: 254 - both[0].span()[1]], out=[])
     step(8)
-    both({"cache": "separate"})
-    for context in (turns, fused):
-        llama_cpp.llama_memory_clear(context.memory, True)
-        context.decode(TOKENS[:30])
-    step()

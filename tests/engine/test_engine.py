@@ -298,10 +298,15 @@ COARSE = {"f32": 0.0, "f16": 6e-7, "bf16": 3e-5, "q8_0": 4e-4, "q5_1": 9e-3, "q5
 
 
 @pytest.mark.parametrize("cache", ["rerotated", "separate"])
-@pytest.mark.parametrize("type_k_over", COARSE)
-def test_second_keys_may_be_coarser_than_the_first(type_k_over: str, cache: str, tiny: Tiny, load: Load) -> None:
-    """The standard row does not change; the other one changes by the type's rounding: twice its normalised squared error."""
-    path = tiny("llama", n_embd=128)
+@pytest.mark.parametrize(
+    ("arch", "type_k_over"), [*(("llama", name) for name in COARSE), ("smollm3", "f16"), ("smollm3", "q4_0")]
+)
+def test_second_keys_may_be_coarser_than_the_first(
+    arch: str, type_k_over: str, cache: str, tiny: Tiny, load: Load
+) -> None:
+    """The standard row does not change; the other one changes by the type's rounding: twice its normalised squared error.
+    smollm3's fourth layer does not rotate: its second keys are copies of the first."""
+    path = tiny(arch, n_embd=128)
     setting = {"cache": cache, "type_k_over": type_k_over}
     for flash_attn, later in ((False, False), (True, False), (False, True)):
         exact, plain, llm = (

@@ -32,7 +32,7 @@ from batches import (
     turn_on,
 )
 from conftest import TOKENS, Load, Tiny, check_rows, close, greedy, native_row, rounding
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from reference import bits
 
@@ -131,26 +131,6 @@ def test_a_rewind_goes_back_below_it_and_so_does_a_state(cache: str, tiny: Tiny,
     check_plain(other, native_row(other))
     eval_to(30, other)
     check_rows(other, path, TOKENS[:30])
-
-
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    floor=st.integers(1, 60),
-    sizes=st.lists(st.integers(1, 17), min_size=2, max_size=6),
-    cache=st.sampled_from(CACHES),
-    evaluation=st.sampled_from(WAYS),
-)
-def test_however_a_text_is_cut_into_batches(
-    floor: int, sizes: list[int], cache: str, evaluation: str, tiny: Tiny, load: Load
-) -> None:
-    path = tiny("llama")
-    llm, stock = load(path, {"cache": cache, "evaluation": evaluation, "min_context": floor}), load(path, False)
-    for end in itertools.accumulate(sizes):
-        eval_to(end, llm, stock)
-        if end < floor:
-            check_plain_as(stock, llm)
-        else:
-            check_rows(llm, path, TOKENS[:end], moved=0.0)
 
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)

@@ -242,7 +242,7 @@ OPERATIONS = st.one_of(
 
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(operations=st.lists(OPERATIONS, min_size=6, max_size=24), evaluation=st.sampled_from(["fused", "auto"]))
+@given(operations=st.lists(OPERATIONS, min_size=6, max_size=24), evaluation=st.sampled_from(["fused", "alternate"]))
 def test_steps_see_what_is_in_memory_between_any_edits(
     form: str, operations: list[Any], evaluation: str, native: Native
 ) -> None:

@@ -192,35 +192,27 @@ def test_memory_of_other_machines_counts(tiny: Tiny, monkeypatch: pytest.MonkeyP
         machine.checked_n_ctx(path, {"n_ctx": 2**24, "n_gpu_layers": 0}, remote=near)
 
 
-def test_looking_for_a_connection_leaves_no_file_open() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        before = len(os.listdir("/dev/fd"))
-        assert not is_connected(address)
-        with socket.create_connection(listener.getsockname()) as ours:
-            assert is_connected(address)
-            listener.accept()[0].close()
-            assert not is_connected(address)
-            assert ours.fileno() > 0
-        assert len(os.listdir("/dev/fd")) == before
-
-
-def test_looking_for_a_connection_leaves_how_connections_wait() -> None:
+def test_looking_for_a_connection_leaves_no_file_open_and_nothing_else_changed() -> None:
     """Whether a descriptor is blocking belongs to all who share it: ggml's own connection, which waits for answers, too."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         here = listener.getsockname()
-        with socket.create_connection(here) as ours, listener.accept()[0] as theirs:
-            shared = os.dup(ours.fileno())  # as a library's
+        address, before = f"127.0.0.1:{here[1]}", len(os.listdir("/dev/fd"))
+        assert not is_connected(address)
+        with socket.create_connection(here) as ours:
+            theirs, shared = listener.accept()[0], os.dup(ours.fileno())  # as a library's
             socket.setdefaulttimeout(5)
             try:
-                assert is_connected(f"127.0.0.1:{here[1]}")
+                assert is_connected(address)
             finally:
                 socket.setdefaulttimeout(None)
             assert os.get_blocking(ours.fileno()) and os.get_blocking(theirs.fileno()) and os.get_blocking(shared)
             theirs.sendall(b"x")
-            assert is_connected(f"127.0.0.1:{here[1]}")
+            assert is_connected(address)
             assert os.read(shared, 9) == b"x", "looking took what the server sent"
             os.close(shared)
+            theirs.close()
+            assert not is_connected(address)
+        assert len(os.listdir("/dev/fd")) == before
 
 
 # -- pypcd rpc-server ------------------------------------------------------------------------------------------------

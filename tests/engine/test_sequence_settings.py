@@ -454,10 +454,6 @@ def test_a_sequence_may_have_its_own_contrast_or_none(tiny: Tiny, load: Load) ->
     with pytest.raises(ValueError, match="sequence 0: alpha is 0.5"):
         llm.pcd = "paper"
     assert llm.pcd is None
-    with pytest.raises(AttributeError, match="set_sequence_pcd"):
-        llm.pcd_for(0, False)
-    with pytest.raises(AttributeError, match="check_pcd"):
-        llm.pcd_refusal(False)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -27,7 +27,7 @@ from batches import (
     same_rows,
     turn_on,
 )
-from conftest import SANITIZED, TOKENS, Tiny, close, contrasted, run_python
+from conftest import SANITIZED, TOKENS, Load, Tiny, close, contrasted, run_python
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_gguf import write_tiny_gguf
@@ -36,7 +36,7 @@ import pypcd
 from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
 
-NO_ROOM, NARROW = 1, 2  # enum llama_pcd_fallback
+NARROW = 2  # of enum llama_pcd_fallback
 LFM2 = ("lfm2", {})
 SLIDING = ("gemma3", {**SHORT_SLIDING, "n_ubatch": 128})
 
@@ -246,14 +246,18 @@ def test_states_of_a_hybrid_are_saved_and_loaded_with_and_without_room_for_twins
 
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
-def test_a_fallback_is_counted_and_said_once(evaluation: str, native: Native, caplog: pytest.LogCaptureFixture) -> None:
-    context = native("llama", {"evaluation": evaluation})
-    decode_in([context], (TOKENS * 3)[:253])
+def test_a_fallback_is_counted_and_said_once(
+    evaluation: str, tiny: Tiny, load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = load(tiny("llama"), {"evaluation": evaluation}, n_batch=256)
+    llm.eval((TOKENS * 3)[:253])
     for n in range(3):
-        decode_in([context], TOKENS[n : n + 1])
-    stats = context.stats
+        stats = llm.pcd_stats()
+        assert (stats.n_fallbacks, stats.last_fallback) == (0, "")
+        llm.eval(TOKENS[n : n + 1])
+    stats = llm.pcd_stats()
     assert (stats.n_fused + stats.n_alternate, stats.n_sequential, stats.n_fallbacks) == (3, 1, 1)
-    assert stats.last_fallback == NO_ROOM
+    assert stats.last_fallback.startswith("no free cells for twins beside their tokens")
     warned = [r for r in caplog.records if r.levelname == "WARNING"]
     assert len(warned) == 1 and "no free cells for twins beside their tokens" in warned[0].message
 
@@ -267,21 +271,6 @@ def test_a_context_too_narrow_for_a_twin_says_so_once(native: Native, caplog: py
     assert (stats.n_fused, stats.n_sequential, stats.n_fallbacks, stats.last_fallback) == (0, 8, 8, NARROW)
     warned = [r.message for r in caplog.records if r.levelname == "WARNING"]
     assert len(warned) == 1 and "use a larger n_batch and n_ubatch" in warned[0]
-
-
-def test_pypcd_shows_which_way_was_taken_and_adds_no_sequence_for_a_hybrid(tiny: Tiny, load: Any) -> None:
-    llm = load(tiny("llama"), n_batch=256)
-    llm.eval((TOKENS * 3)[:255])
-    stats = llm.pcd_stats()
-    assert (stats.n_fused, stats.n_fallbacks, stats.last_fallback) == (1, 0, "")
-    llm.eval(TOKENS[:1])
-    stats = llm.pcd_stats()
-    assert (stats.n_sequential, stats.n_fallbacks) == (1, 1)
-    assert stats.last_fallback.startswith("no free cells for twins beside their tokens")
-    hybrid = load(tiny("lfm2"), n_seq_max=3)
-    hybrid.eval(TOKENS[:10])
-    assert llama_cpp.llama_n_seq_max(hybrid.ctx) == 3
-    assert hybrid.pcd_stats().state_bytes > 0 and hybrid.pcd_stats().n_twins == 1
 
 
 # --- failures ---

@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import itertools
 import logging
-import pickle
 import re
 import sys
 import types
@@ -422,16 +421,6 @@ def test_an_embedding_context_embeds_as_ever_and_generates_with_pcd(tiny: Tiny, 
 
 
 # --- the object ---
-
-
-def test_a_pickled_model_comes_back_with_its_setting(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), {"beta": 1.25, "window": 30})
-    twin = pickle.loads(pickle.dumps(llm))
-    with contextlib.closing(twin):
-        assert twin.pcd == llm.pcd and twin.n_ctx() == llm.n_ctx()
-        assert list(itertools.islice(twin.generate(T[:30], temp=0), 10)) == list(
-            itertools.islice(llm.generate(T[:30], temp=0), 10)
-        )
 
 
 def test_from_pretrained_passes_pcd_on(hub: None) -> None:
