@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from conftest import TOKENS, Load, Tiny, check_rows
-from steps import fill_cells, graph_stats, timed_steps
 
 import pypcd
+from pypcd.engine import _bindings
 
 TEXT = (TOKENS * 9)[:1000]
 MODES: dict[str, dict[str, Any]] = {
@@ -60,10 +60,12 @@ def test_several_rows_of_a_batch_are_the_references(
 
 
 def n_nodes(llm: pypcd.Llama, pcd: Any) -> int:
+    """Of the graph of a step far into a text."""
     llm.pcd = pcd
-    fill_cells(llm, 900)
-    timed_steps(llm, TEXT[:2])
-    return graph_stats(llm).n_nodes
+    llm.reset()
+    llm.eval(TEXT[:900])
+    llm.eval(TEXT[900:901])
+    return int(_bindings.pcd_get_graph_stats(llm.ctx).n_nodes)
 
 
 def test_flash_attention_on_the_cpu_needs_no_operation_for_a_window(tiny: Tiny, load: Load) -> None:

@@ -138,23 +138,6 @@ def test_memory_of_graphs_that_take_turns_is_small_counted_and_freed(native: Nat
     assert graph_bytes() == 0
 
 
-def test_second_keys_that_are_derived_leave_the_kept_graphs_alone(native: Native) -> None:
-    """They are derived in llama.cpp's own scheduler, so its own graph alone is built anew."""
-    context, fused = (native("llama", {"evaluation": e}, n_seq_max=2) for e in ("alternate", "fused"))
-    for one in (context, fused):
-        one.decode(TOKENS[:20])
-        for token in TOKENS[20:24]:
-            one.decode([token])
-        state = one.save(0)
-        before = one.n_reused, one.stats.n_derived
-        one.restore(state, 1)
-        for token in TOKENS[24:28]:
-            one.decode([token])
-        assert one.stats.n_derived == before[1] + 1
-        assert one.n_reused - before[0] == (7 if one is context else 3)
-    same_rows(context, fused)
-
-
 FREED = """
 import sys
 import pypcd, llama_cpp

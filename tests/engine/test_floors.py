@@ -161,14 +161,6 @@ def test_embeddings_that_are_left_plain_have_a_second_stream(native: Native) -> 
     same_rows(context, other)
 
 
-def test_after_a_decode_that_failed_there_are_no_rows(native: Native) -> None:
-    context = native("llama", {"min_context": 30})
-    decode_in([context], TOKENS[:5])
-    assert context.row() is not None
-    assert context.decode([10**6]) != 0  # no such token
-    assert context.row() is None
-
-
 # -- min_entropy -------------------------------------------------------------------------------------------------------
 
 

@@ -55,39 +55,6 @@ def test_a_token_decoded_with_pcd_off_costs_one_cell(arch: str, native: Native) 
     assert derived(fresh) == 0
 
 
-def test_restoring_everything_derives_all_cells(native: Native) -> None:
-    context, fresh, stock = (native("llama", on, **SEQUENCES) for on in ({}, {}, None))
-    decode_in((context, fresh, stock), TOKENS[:50])
-    decode_in((context, fresh, stock), TOKENS[50:80], seq=1)
-    context.restore(stock.save())
-    assert derived(context) == 0
-    for n, seq in enumerate((1, 0)):
-        decode_in((context, fresh, stock), TOKENS[90 + n : 91 + n], seq=seq)
-        assert derived(context) == 80
-        check_row(context, stock, fresh)
-
-
-def test_a_shift_derives_what_moved(native: Native) -> None:
-    """Two sequences with every other cell each: the cells of the one that moves are no neighbours."""
-    context, later, stock = (native("llama", on, **SEQUENCES) for on in ({}, None, None))
-    for n in range(20):
-        for seq in (0, 1):
-            decode_in((context, later, stock), TOKENS[2 * n + seq : 2 * n + seq + 1], seq=seq)
-    for each in (context, later, stock):
-        llama_cpp.llama_memory_seq_add(each.memory, 1, 0, -1, 30)
-    turn_on(later)
-    for n, seq in enumerate((0, 1)):
-        decode_in((context, later, stock), TOKENS[60 + n : 61 + n], seq=seq)
-        check_row(context, stock, later)
-    assert (derived(context), derived(later)) == (20, 40)
-    for each in (context, later, stock):  # a cut: what is behind it moves
-        llama_cpp.llama_memory_seq_rm(each.memory, 0, 4, 8)
-        llama_cpp.llama_memory_seq_add(each.memory, 0, 8, -1, -4)
-    decode_in((context, later, stock), TOKENS[62:63], seq=0)
-    assert (derived(context), derived(later)) == (33, 53)
-    check_row(context, stock, later)
-
-
 def test_what_is_no_part_of_the_table_derives_nothing(native: Native) -> None:
     context = native("llama", {"alpha": 0.3}, **SEQUENCES)
     decode_in([context], TOKENS[:50])

@@ -7,7 +7,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import SMALL, TOKENS, Load, Tiny, close, native_row, reference, shape, tolerance
+from conftest import SMALL, TOKENS, Load, Tiny, close, native_row, reference, rounding, shape, tolerance
 
 import pypcd
 from pypcd.engine import tap
@@ -89,6 +89,17 @@ def test_afterwards_rows_are_stock_to_the_bit(flash_attn: bool, tiny: Tiny, load
         assert np.array_equal(native_row(stock), native_row(llm))
         stock.eval([token])
         llm.eval([token])
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+def test_a_tap_does_not_change_what_it_sees(flash_attn: bool, tiny: Tiny, load: Load) -> None:
+    """With a tap, rows are those of stock llama.cpp without flash attention."""
+    path = tiny("qwen2")
+    stock, llm = load(path, False, flash_attn=False), load(path, False, flash_attn=flash_attn)
+    stock.eval(TOKENS[:40])
+    with tap(llm, ["kq_soft_max", "ffn"]):
+        llm.eval(TOKENS[:40])
+    close(native_row(llm), native_row(stock), rounding(path))
 
 
 def test_pcds_twins_are_seen_too(tiny: Tiny, load: Load) -> None:
