@@ -21,6 +21,7 @@ from pypcd.bench import (
     methods_for,
     timing,
 )
+from pypcd.bench.measurement import _texts
 from pypcd.cli import main
 from pypcd.cli.bench import _costs
 
@@ -141,6 +142,38 @@ def test_a_step_has_one_token_of_each_sequence_and_two_rows_has_two(
     batches.clear()
     assert several.time(tokens, 2) == 4  # the steps of the first six tokens are not timed
     assert batches == [[(10 * s + i, 5 + i, s, True) for s in range(3) for i in (k, k + 1)] for k in (0, 2, 4, 6)]
+
+
+def test_of_a_prompt_the_last_tokens_logits_are_wanted(several: timing.Texts, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[Any] = []
+    decode = several._decode
+    monkeypatch.setattr(several, "_decode", lambda entries: batches.append(list(entries)) or decode(entries))
+    several.read(TEXTS)
+    assert batches == [[(t, p, s, p == 4) for s, text in enumerate(TEXTS) for p, t in enumerate(text)]]
+    batches.clear()
+    several._llm.n_batch = 4
+    several.read(TEXTS)
+    assert [len(batch) for batch in batches] == [4, 4, 4, 3] and several.n_past == 5
+
+
+@pytest.mark.parametrize(("n", "n_past"), [(1, 16), (3, 16), (3, 100), (192, 20)])
+def test_texts_begin_alike_and_end_differently(n: int, n_past: int) -> None:
+    texts = _texts(list(range(300)), n, n_past)
+    assert len(texts) == n and {len(text) for text in texts} == {n_past}
+    assert timing._common(texts) == (n_past - 1 if n == 1 else n_past - 16)
+    assert len(set(map(tuple, texts))) == n and texts[0] == list(range(n_past))
+
+
+def test_the_prompts_of_all_sequences_together_have_the_tokens_asked_for(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[list[int]] = []
+    monkeypatch.setattr(timing.Texts, "read", lambda self, texts: read.append(list(map(len, texts))) or 1.0)
+    for n, of_each in ((1, 60), (4, 15), (3, 20), (7, 8)):
+        read.clear()
+        options = {"n_tokens": 2, "rounds": 1, "flash_attn": (False,), "n_threads": 1, "n_threads_batch": 1}
+        list(bench(str(model), {"greedy": None}, [64], sequences=[n], n_prefill=60, **options))
+        assert read == [[of_each] * n] * 3
 
 
 # -- memory, texts, errors -------------------------------------------------------------------------------------------

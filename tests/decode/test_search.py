@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -148,3 +149,20 @@ def test_other_prompts_draw_other_numbers() -> None:
 
     drawn = draw()
     assert min(np.bincount(drawn, minlength=4)) > 20 and drawn == draw()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Beam(1), "n is 1"),
+        (lambda: Beam(32), "n is 32"),
+        (lambda: Beam(2, 11), "length_penalty"),
+        (lambda: Sampling(temperature=0), "temperature"),
+        (lambda: Sampling(top_p=0), "top_p"),
+        (lambda: Sampling(top_k=-1), "top_k"),
+        (lambda: Sampling(seed=-1), "seed"),
+    ],
+)
+def test_values_out_of_range_are_named(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

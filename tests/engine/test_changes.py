@@ -66,15 +66,6 @@ def test_the_setting_in_force_is_the_librarys(tiny: Tiny, load: Any) -> None:
     check_rows(llm, tiny("llama"), TOKENS[:21])
 
 
-def test_a_field_that_the_context_refuses_leaves_the_setting(tiny: Tiny, load: Any) -> None:
-    llm = load(tiny("lfm2"), {"beta": 1.5})
-    with pytest.raises(pypcd.UnsupportedError, match="recurrent layers"):
-        llm.pcd = {"cache": "separate"}
-    assert llm.pcd == pypcd.PCDConfig(beta=1.5)
-    llm.eval(TOKENS[:20])
-    check_rows(llm, tiny("lfm2"), TOKENS[:20])
-
-
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,6 @@ from conftest import (
     close,
     contrasted,
     expected,
-    greedy,
     native_row,
     rounding,
     tolerance,
@@ -352,11 +351,6 @@ def test_the_twin_is_skipped_exactly_where_a_single_token_is_plausible(
     relative_top: float, tiny: Tiny, load: Load
 ) -> None:
     setting = {"relative_top": relative_top, "gamma": 50}
-    fused = load(tiny("llama"), {**setting, "evaluation": "fused"})
-    alternate = load(tiny("llama"), {**setting, "evaluation": "alternate"})
-    assert greedy(fused, 30) == greedy(alternate, 30)
-    assert fused.pcd_stats().n_skipped == 0 and fused.pcd_stats().n_twins == 30
-
     fused, alternate = (
         load(tiny("llama"), {**setting, "evaluation": e}, logits_all=True, n_batch=128) for e in EVALUATIONS
     )
@@ -370,6 +364,7 @@ def test_the_twin_is_skipped_exactly_where_a_single_token_is_plausible(
         n_single += single
         assert (alternate.pcd_logits(i).local is None) == single
         close(native_row(fused, i), native_row(alternate, i), contrasted(rounding(tiny("llama")), fused.pcd.beta))
+    assert (fused.pcd_stats().n_skipped, fused.pcd_stats().n_twins) == (0, 60)
     assert alternate.pcd_stats().n_skipped == n_single > 0
     assert alternate.pcd_stats().n_twins == 60 - n_single
 

@@ -3,6 +3,7 @@ cure where llama-cpp-python crashes with a CPU's AMX."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -82,6 +83,16 @@ def test_a_change_builds_what_depends_on_it(name: str, installed: Project) -> No
     assert installed.lines() == BUILDS[name]
 
 
+def test_files_that_change_names_or_ends_are_others(project: Project) -> None:
+    environment, seen = project.program.Environment(project.root), set()
+    for names in (("ab", "c"), ("a", "bc"), ("abc", "")):
+        for name, text in zip(("cpp/a.cpp", "cpp/b.cpp"), names):
+            project.change(name, text)
+        seen.add(environment.now()["sources"])
+    (project.root / "cpp/b.cpp").rename(project.root / "cpp/d.cpp")
+    assert len({*seen, environment.now()["sources"]}) == 4
+
+
 def test_in_place_a_change_of_python_alone_builds_nothing(project: Project) -> None:
     """The sources run where they are, beside the compiled part of the installation, which is built when its own sources change."""
     environment = project.program.Environment(project.root)
@@ -153,6 +164,14 @@ def test_a_stopped_environment_is_not_taken_for_a_whole_one(project: Project, mo
     assert not (project.root / ".venv").exists()
 
 
+def test_what_was_noted_may_be_cut_off(installed: Project) -> None:
+    note = installed.root / ".venv/pypcd-installed.json"
+    assert json.loads(note.read_text(encoding="utf-8"))["folder"] == str(installed.root)
+    note.write_text('{"folder": ')
+    installed.install()
+    assert BUILD in installed.lines()
+
+
 # -- what is missing or wrong ----------------------------------------------------------------------------------------
 
 
@@ -222,6 +241,15 @@ def test_what_nobody_uses_is_left_out_and_the_cure_is_in(tmp_path: Path) -> None
     assert {"common is OFF", "the cure is -fno-tree-dse;-fno-dse"} <= set(done.stderr.splitlines())
 
 
+def test_without_amx_in_the_cpu_nothing_is_probed(project: Project, tmp_path: Path) -> None:
+    project.amx("crash")
+    project.install()
+    project.program.CPUINFO = tmp_path / "no such file"
+    project.change(".venv/pypcd-installed.json", "")
+    project.install()
+    assert project.lines("probes") == []
+
+
 @pytest.mark.parametrize(
     ("found", "told", "is_built_again"),
     [
@@ -250,6 +278,17 @@ def test_a_llama_cpp_python_is_probed_and_built_again_once_if_it_fails(
     project.change("cpp/a.cpp", "y")
     project.install()
     assert project.lines("probes") == [] and project.lines() == [BUILD, PACKAGE, REQUIRED]
+
+
+def test_the_wheel_that_was_built_again_is_kept(project: Project) -> None:
+    """For a .venv that is made again with what pip's cache has."""
+    project.cpu("amx_int8")
+    project.amx("crash", "right", "crash", "right")
+    project.install()
+    project.lines()
+    project.change(".venv/pypcd-installed.json", "")
+    project.install()
+    assert project.lines() == [FIRST, AGAIN[1], BUILD, PACKAGE, REQUIRED]
 
 
 def test_one_with_other_backends_is_left_alone(project: Project, capsys: Said) -> None:
@@ -350,6 +389,14 @@ def test_a_backend_is_built_into_an_environment_of_its_own_and_kept(
     shutil.rmtree(project.root / f".venv-{backend}/lib")
     project.install(backend=backend)
     assert project.lines() == calls
+
+
+def test_a_failure_for_a_backend_says_what_it_needs(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project.program.shutil, "which", lambda name, path=None: "/bin/true")
+    project.make_venv(".venv-vulkan")
+    project.change("fail")
+    with pytest.raises(project.program.Failed, match=r"install-vulkan\.log; the vulkan backend needs .*glslc"):
+        project.install(backend="vulkan")
 
 
 @pytest.mark.parametrize("words", [["--backend"], ["--backend", "metal"]])

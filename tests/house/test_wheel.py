@@ -252,7 +252,9 @@ def test_the_pure_wheel_is_for_any_machine_and_a_range_of_versions(pure: Path) -
     with zipfile.ZipFile(pure) as archive:
         names = set(archive.namelist())
         assert not [name for name in names if name.startswith(("pypcd/lib/", "pypcd/bin/")) or name.endswith(".so")]
-        assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "pypcd").rglob("*.py")} <= names
+        assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "pypcd").rglob("*.py")} | {
+            "pypcd/py.typed"
+        } <= names
         assert archive.read("pypcd.pth") == (ROOT / "cmake/pypcd.pth").read_bytes()
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         required = re.findall(r"^Requires-Dist: (.*)$", archive.read(metadata).decode(), re.MULTILINE)

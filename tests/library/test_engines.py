@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import llama_cpp
 import pytest
 from conftest import Tiny, run_python
 from test_library import PACKAGE, copy, linux, replace  # noqa: F401  a fixture
+
+import pypcd
 
 STOCK = str(PACKAGE / "lib")
 OPEN = """
@@ -90,6 +93,21 @@ def test_one_that_does_not_fit_is_left_with_a_warning(copy: Path, tiny: Tiny) ->
     assert warning.startswith(
         "pypcd's own libllama is not used, so only settings with a window alone can run: pypcd was built for"
     )
+
+
+def test_without_one_the_stock_one_is_taken_in_silence(tiny: Tiny, tmp_path: Path) -> None:
+    """As pypcd is installed from its wheel without a native part."""
+    shutil.copytree(
+        Path(pypcd.__file__).parent, tmp_path / "pypcd", ignore=shutil.ignore_patterns("lib", "bin", "__pycache__")
+    )
+    code = (
+        "sys.path.insert(0, sys.argv[2])\nfrom pypcd import library\nlibrary.library_dirs = lambda: []\nimport pypcd"
+        + OPEN
+    )
+    assert runs(code, tiny("llama"), tmp_path) == ["stock 1 True"]
+    code = code.replace(OPEN, "\ntry: pypcd.Llama\nexcept ImportError as error: print(type(error).__name__, error)")
+    (said,) = runs(code, tiny("llama"), tmp_path, engine="native")
+    assert said.startswith("LibraryError pypcd's libllama was not found")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="llama_cpp finds its library elsewhere")

@@ -85,3 +85,18 @@ def test_its_log_is_quiet_and_a_programs_own_stays() -> None:
         {load}
         print(any(b"nowhere.gguf" in text for text in seen))"""
     assert runs(own, PYPCD_ENGINE="stock") == "True\n"
+
+
+@linux
+@pytest.mark.parametrize("what", ["version", "ggml"])
+def test_one_that_pypcds_does_not_fit_is_told_why(what: str, copy: Path) -> None:  # noqa: F811
+    if what == "version":
+        replace(copy / "__init__.py", llama_cpp.__version__.encode(), b"9.9.99"[: len(llama_cpp.__version__)])
+        wanted = "pypcd was built for llama-cpp-python .*, but 9.9"
+    else:
+        own = re.findall(rb"\0(\d+\.\d+\.\d+)\0", (copy / "lib/libggml-base.so").read_bytes())[0]
+        replace(copy / "lib/libggml-base.so", own + b"\0", b"9" + own[1:] + b"\0")
+        wanted = "the ggml of the installed llama-cpp-python .* is not the one that pypcd's libllama was built for"
+    code = f"import sys\nsys.path.insert(0, sys.argv[2])\nimport llama_cpp\n{REFUSED}\nprint({str(OURS)!r} in open('/proc/self/maps').read())"
+    said, loaded = runs(code, copy / "lib", copy.parent, PYPCD_ENGINE="native").splitlines()
+    assert re.match(wanted, said) and loaded == "False"
