@@ -69,3 +69,56 @@ def listed(*words: str) -> list[str]:
 def test_words_choose_environments() -> None:
     assert listed() == ["quick", "agents", "lm-eval", "txtai"]
     assert listed("dspy", "lm-evaluation-harness") == ["agents", "lm-eval"]
+
+
+class Session:
+    """What nox gives to a session."""
+
+    def __init__(self, *posargs: str, fails: bool = False) -> None:
+        self.posargs, self.fails = list(posargs), fails
+        self.installed: list[tuple[str, ...]] = []
+        self.ran: list[tuple[str, ...]] = []
+
+    def install(self, *words: str) -> None:
+        self.installed.append(words)
+        if self.fails:
+            raise nox.command.CommandFailed
+
+    def run(self, *words: str, env: dict[str, str]) -> None:
+        self.ran.append(words)
+
+    def skip(self, why: str) -> None:
+        raise nox.sessions._SessionSkip(why)
+
+    def error(self, why: str) -> None:
+        raise nox.sessions._SessionQuit(why)
+
+
+@pytest.fixture
+def quick(noxfile: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / ".cache/wheel").mkdir(parents=True)
+    (tmp_path / ".cache/wheel/llama_pcd-0.1.0-py3-none-any.whl").touch()
+    monkeypatch.setattr(noxfile, "ROOT", tmp_path)
+    return nox.registry.get()["quick"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="a session of its own kind")
+def test_a_session_runs_what_was_asked_for_beside_all_its_packages(quick: Any) -> None:
+    for words, modules in (((), 6), (("quick", "txtai"), 6), (("outlines", "dspy"), 1)):
+        session = Session(*words)
+        quick.func(session)
+        (command,) = session.ran
+        assert command[0] == "pytest" and len(command) == 1 + modules
+        assert "guidance==0.3.1" in session.installed[-1] and "outlines[llamacpp]==1.3.3" in session.installed[-1]
+    assert command[1:] == ("tests/consumers/test_outlines.py",)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="a session of its own kind")
+def test_what_cannot_be_installed_is_skipped_and_a_missing_wheel_is_an_error(quick: Any, tmp_path: Path) -> None:
+    with pytest.raises(nox.sessions._SessionSkip, match="pip cannot install its packages"):
+        quick.func(Session(fails=True))
+    next((tmp_path / ".cache/wheel").iterdir()).unlink()
+    with pytest.raises(
+        nox.sessions._SessionQuit, match=r"no wheel of pypcd in \.cache/wheel; scripts/install makes one"
+    ):
+        quick.func(Session())
