@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import Any
 
 from pypcd.errors import PCDError
@@ -18,9 +17,7 @@ def require(module: str, purpose: str, package: str = "") -> Any:
         PCDError: it is not installed; the message says how to install it.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # jieba's source has invalid escapes, which newer Pythons report
-            return importlib.import_module(module)
+        return importlib.import_module(module)
     except ImportError as error:
         package = package or module.replace("_", "-")
         raise PCDError(

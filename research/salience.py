@@ -25,7 +25,6 @@ from pypcd.errors import InputError
 from pypcd.evaluation import ModelTokenizer, task
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import NOT_SHOWN, interval, paired
-from pypcd.evaluation.tasks import FROM_FILES
 from pypcd.method import rank
 from pypcd.prompt import prompt_tokens
 from pypcd.vocabulary import Vocabulary
@@ -244,7 +243,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--length", metavar="N,...", default="512,1k,2k", help="tokens of a prompt (default %(default)s)")
     add("--n", metavar="N", type=_options.at_least(1), default=50, help="questions a length (default %(default)s)")
     add("--pcd", metavar="SETTING", default="on", help="a preset, or beta=1.5:window=64 ... (default: unsure)")
-    add("--data", metavar="PATH", help="where the questions of tasks from files are")
     add("--chat", action="store_true", help="ask through the model's chat template")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
     _options.add_machine(parser)
@@ -256,7 +254,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     lengths = _options.lengths(args.length)
     name = args.task or _options.default_task(args.model)
-    chosen = task(name, data=args.data if name in FROM_FILES else None)
+    chosen = task(name)
     setting = _options.pcd_setting(args.pcd, args.model)
     if setting is None:
         raise InputError("--pcd is off, and plain decoding is measured anyway; allowed: on, a preset, or values")

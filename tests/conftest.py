@@ -61,8 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
 FAST_FOLDERS = {"settings", "decode"}
 FAST_MODULES = {
     "api", "auto", "balance", "cli_tune", "constrained", "constraint", "context", "cpp", "decay", "docs", "dola",
-    "exports", "floors", "gate0", "graphwalks", "kv", "layers", "limits", "longbench", "metrics", "mrcr",
-    "nocache", "nolima", "packaging", "places", "progress", "report", "import_layers", "ruler", "ruler_files", "salience", "sampler", "sequences",
+    "exports", "floors", "gate0", "graphwalks", "kv", "layers", "limits", "metrics",
+    "nocache", "nolima", "packaging", "places", "progress", "report", "import_layers", "public", "ruler", "salience", "sampler", "sequences",
     "spectrum", "stats", "table", "tap", "tasks",
 }  # fmt: skip
 

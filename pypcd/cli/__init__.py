@@ -49,6 +49,7 @@ _MOVED = {
     "lab": f"{_LEFT}.NAME, with salience, plot, nocache or spectrum for NAME",
     "--paper": f"{_LEFT}.eval MODEL --paper TABLE",
     "--graph": "left the package; commit 7d6ac68 counts graphs and the host's time",
+    "--data": "left the package, and so did the tasks that it was for; --task says what asks their questions now",
     "--all": "left the package; name the methods with --method",
 }
 
@@ -163,7 +164,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         args.server_options = of_server
     if unknown and name is not None:
         command, word = commands[name], unknown[0].partition("=")[0]
-        if name in ("eval", "bench") and word in _MOVED:
+        if name in ("eval", "tune", "bench") and word in _MOVED:
             command.error(f"{word} {_MOVED[word]}")
         if not word.startswith("-"):
             command.error(f"unexpected argument {unknown[0]!r}")

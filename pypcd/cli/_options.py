@@ -170,12 +170,10 @@ class ListNames(argparse.Action):
         from pypcd import decode, evaluation  # slow to import, and only this option needs them
 
         tasks, groups = evaluation.TASKS, evaluation.GROUPS
-        from_files = evaluation.tasks.FROM_FILES
-        known = (*evaluation.tasks.parts_of(groups), *from_files)
+        known = evaluation.tasks.parts_of(groups)
         for line in (
             f"tasks: {', '.join(name for name in tasks if name not in known)}",
             *(f"  {group}, which is all of: {', '.join(names)}" for group, names in groups.items()),
-            f"  from files or the Hugging Face hub: {', '.join(name for name in from_files if name not in groups['ruler-files'])}",
             f"methods: {', '.join(decode.names())}",
             "  join parts with +, write values after colons, such as beam:4+pcd:beta=1.5 (docs/lab/methods.md)",
         ):
@@ -202,7 +200,7 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
     """Where questions are answered; see jobs()."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--jobs", metavar="N", type=at_least(1), default=1, help="processes (default %(default)s)")
-    group.add_argument("--cluster", metavar="ADDRESS", help="of a Dask scheduler, or local:4; docs/evaluate.md")
+    group.add_argument("--cluster", metavar="ADDRESS", help="of a Dask scheduler; docs/evaluate.md")
 
 
 @contextlib.contextmanager

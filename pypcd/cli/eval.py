@@ -61,7 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--half", metavar="HALF", choices=HALVES, help="first, to choose by, or second, to judge by")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
     add("--out", metavar="DIR", help="the run, to go on after a stop (default: eval-MODEL)")
-    add("--data", metavar="PATH", help="where the questions of tasks from files are")
     add("--chat", action="store_true", help="ask through the model's chat template")
     add("--max-tokens", metavar="N", type=_options.at_least(1), help="longest answer (default: the task's own)")
     _options.add_jobs(parser)
@@ -142,7 +141,6 @@ def plan_of(args: argparse.Namespace) -> Plan:
         n=args.n or _of_each(tasks, QUICK_N if args.quick else DEFAULT_N),
         seed=args.seed,
         chat=args.chat,
-        data=args.data,
         max_tokens=args.max_tokens,
         half=args.half,
     )

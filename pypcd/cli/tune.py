@@ -52,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
     add("--profile", metavar="FILE", help="where the setting is written (default: MODEL.pcd.json)")
     add("--out", metavar="DIR", help="the answers, to go on after a stop (default: tune-MODEL)")
-    add("--data", metavar="PATH", help="where the questions of tasks from files are")
     add("--chat", action="store_true", help="ask through the model's chat template")
     _options.add_jobs(parser)
     _options.add_machine(parser)
@@ -73,7 +72,6 @@ def run(args: argparse.Namespace) -> int:
         n=args.n or (QUICK_N if args.quick else DEFAULT_N),
         seed=args.seed,
         chat=args.chat,
-        data=args.data,
     )
     everyday = args.everyday
     if everyday is None:  # the demo model reads one kind of prompt

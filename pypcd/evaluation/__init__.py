@@ -7,7 +7,7 @@
 A run that is stopped goes on where it was, with the same plan and directory.
 """
 
-from pypcd.evaluation.cluster import Cluster
+from pypcd.evaluation.executors import Cluster
 from pypcd.evaluation.plan import Directory, Plan
 from pypcd.evaluation.progress import Progress
 from pypcd.evaluation.report import Row, by_depth, csv_text, effective_lengths, markdown, rows

@@ -1,25 +1,35 @@
-"""Where questions are answered: in this process, or in several beside each other on this machine.
+"""Where questions are answered: in this process, in several beside each other, or on a Dask cluster.
 
-An Executor makes what answers (a worker) where it answers, hands out questions, and gives back what comes. It knows nothing of
-models, tasks or files. A place of other machines is in cluster.
+An Executor makes what answers (a worker) where it answers, hands out questions, and gives back what comes. It is a plain map over
+questions. It knows nothing of models, tasks or files.
 """
 
 from __future__ import annotations
 
 import abc
+import collections
+import concurrent.futures
+import contextlib
+import functools
+import logging
 import multiprocessing
 import os
-import queue
+import signal
+import sys
 import threading
 import traceback
+import urllib.parse
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from pypcd import machine
 from pypcd.errors import ArgumentError, InputError, ModelError, PCDError, UnsupportedError
 from pypcd.evaluation.plan import Key
+from pypcd.extras import require
 
 __all__ = [
+    "Cluster",
     "Executor",
     "InProcess",
     "Jobs",
@@ -27,10 +37,8 @@ __all__ = [
     "Record",
     "Todo",
     "Work",
-    "dump_exception",
     "executor_of",
     "failed_record",
-    "load_exception",
 ]
 
 T = TypeVar("T")
@@ -71,7 +79,7 @@ class Executor(abc.ABC):
 
     @abc.abstractmethod
     def everywhere(self, call: Callable[[], T]) -> dict[str, T]:
-        """What a function returns in each process that answers, or in one of them where all are alike; by its name."""
+        """What a function returns in each process that answers, or in one of them if all are alike; by its name."""
 
     @abc.abstractmethod
     def ask(self, make: Make, todo: Todo, refused: dict[str, str]) -> Work:
@@ -125,41 +133,128 @@ class ProcessPool(InProcess):
             yield from super().ask(make, todo, refused)
             return
         context = multiprocessing.get_context("spawn")  # a forked process would share llama.cpp's threads
-        tasks, results = context.Queue(), context.Queue()
-        for item in todo.items():
-            tasks.put(item)
-        for _ in range(n):
-            tasks.put(None)
-        processes = [context.Process(target=_serve, args=(make, tasks, results), daemon=True) for _ in range(n)]
-        for process in processes:
-            process.start()
+        reader, writer = context.Pipe(duplex=False)
+        pool = concurrent.futures.ProcessPoolExecutor(n, context, _end_with, (reader,))
         try:
-            running = n
-            while running:
-                # what one said before it ended is found below
-                n_alive = sum(process.is_alive() for process in processes)
-                try:
-                    kind, value = results.get(timeout=1)
-                except queue.Empty:
-                    if n_alive < running:
-                        codes = [process.exitcode for process in processes if process.exitcode is not None]
-                        status = next((code for code in codes if code), 0)
-                        raise PCDError(f"a process of the evaluation ended early, with status {status}") from None
-                    continue
-                if kind == "error":
-                    raise load_exception(value)
-                if kind == "refused":
-                    refused.update(value)
-                elif kind == "done":
-                    running -= 1
-                else:
-                    yield value
+            yield from _map(pool, make, todo, refused)
+        except concurrent.futures.BrokenExecutor as error:
+            raise PCDError("a process of the evaluation ended early, such as for want of memory") from error
         finally:
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                process.join()
+            writer.close()  # which ends them, in the midst of a question too
+            pool.shutdown(cancel_futures=True)
 
+
+class Cluster(Executor, contextlib.AbstractContextManager["Cluster"]):
+    """A Dask cluster. It is connected to when it is first used; a block (with), or close(), ends that.
+
+    A question whose workers die is given to others by Dask, a few times, and then counts as failed.
+
+    Args:
+        address: a scheduler's, such as tcp://10.0.0.5:8786; or the file that `dask scheduler --scheduler-file` writes (.json).
+
+    Raises:
+        ValueError: it is for processes of this machine.
+        PCDError: dask.distributed is not installed.
+    """
+
+    is_elsewhere = True
+
+    def __init__(self, address: str) -> None:
+        if address.startswith("local"):
+            raise InputError(f"cluster is {address!r}; processes of this machine are jobs: --jobs 4")
+        self.address = address
+        self._dask = require("distributed", "a cluster")
+        self._closing = contextlib.ExitStack()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        self._closing.close()
+        self.__dict__.pop("_client", None)
+
+    def n_workers(self) -> int:
+        return len(self._workers())
+
+    def n_threads(self) -> int:
+        cores = self.everywhere(machine.n_cores)
+        hosts = {worker: urllib.parse.urlsplit(worker).hostname for worker in cores}
+        beside = collections.Counter(hosts.values())
+        return max(1, min(n // beside[hosts[worker]] for worker, n in cores.items()))
+
+    def everywhere(self, call: Callable[[], T]) -> dict[str, T]:
+        with self._connected():
+            asked = {
+                worker: self._client.submit(_done, call, workers=[worker], pure=False) for worker in self._workers()
+            }
+            return {worker: _value(future.result()) for worker, future in asked.items()}
+
+    def ask(self, make: Make, todo: Todo, refused: dict[str, str]) -> Work:
+        if not todo:
+            return
+        workers = self._workers()
+        with self._connected():
+            try:
+                yield from _map(self._client.get_executor(pure=False), make, todo, refused, self._dask.KilledWorker)
+            finally:
+                if self._client.status == "running":
+                    for worker in workers:  # each behind the question that it is answering
+                        self._dask.fire_and_forget(self._client.submit(_close, workers=[worker], pure=False))
+
+    @functools.cached_property
+    def _client(self) -> Any:
+        # Dask logs its own exceptions, where the run says in a sentence what happened
+        self._closing.enter_context(self._dask.utils.silence_logging_cmgr(logging.CRITICAL))
+        where = "scheduler_file" if self.address.endswith(".json") else "address"
+        try:
+            client = self._dask.Client(**{where: self.address}, timeout=5, set_as_default=False, name="pypcd")
+        except (OSError, ValueError, KeyError, TypeError) as error:  # an OSError if none answers
+            raise PCDError(
+                f"no Dask scheduler answers at {self.address} ({str(error) or type(error).__name__}); start one: dask scheduler; "
+                f"and workers: dask worker {self.address} {_OPTIONS}"
+            ) from None
+        self._closing.callback(client.close)
+        return client
+
+    def _workers(self) -> list[str]:
+        """The addresses of the workers there are.
+
+        Raises:
+            PCDError: there are none.
+        """
+        found = sorted(self._client.nthreads())
+        if not found:
+            raise PCDError(
+                f"the Dask scheduler at {self.address} has no workers; start some: dask worker {self._client.scheduler.address} "
+                f"{_OPTIONS}"
+            )
+        return found
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[None]:
+        """A block that asks the cluster.
+
+        Raises:
+            PCDError: the scheduler is lost, or a worker has no pypcd.
+        """
+        try:
+            yield
+        except (ImportError, AttributeError) as error:  # raised where a task is unpickled
+            raise PCDError(
+                f"a worker of the cluster at {self.address} cannot do what it is asked ({error}); it has no pypcd, or another version: "
+                "install the same one there"
+            ) from None
+        except (OSError, concurrent.futures.CancelledError) as error:
+            if self._client.status == "running" and not isinstance(error, concurrent.futures.CancelledError):
+                raise
+            raise PCDError(
+                f"the connection to the Dask scheduler at {self.address} was lost; what was answered is kept. Start the cluster "
+                "again, and the same command goes on"
+            ) from error
+
+
+_OPTIONS = "--nthreads 1 --memory-limit 0"  # of `dask worker`: one question at a time, and weights may take all memory
 
 Jobs = int | Executor  # a number of processes on this machine, or another place
 
@@ -168,6 +263,37 @@ def executor_of(jobs: Jobs) -> Executor:
     if isinstance(jobs, Executor):
         return jobs
     return ProcessPool(jobs) if jobs > 1 else InProcess()
+
+
+def _map(
+    pool: Any,
+    make: Make,
+    todo: Todo,
+    refused: dict[str, str],
+    killed: tuple[type[Exception], ...] | type[Exception] = (),
+) -> Work:
+    """The answers of a pool, as they come.
+
+    Args:
+        pool: a concurrent.futures.Executor, or Dask's like one.
+        killed: what it raises for a question that ended every process that was asked it.
+    """
+    run = uuid.uuid4().hex
+    asked = {pool.submit(_done, functools.partial(_answer, run, make, item)): item for item in todo.items()}
+    try:
+        for future in concurrent.futures.as_completed(asked):
+            question, methods = asked[future]
+            try:
+                refusals, answers = _value(future.result())
+            except killed as error:
+                why = f"every worker that was asked it ended ({error}); their logs say why"
+                answers = [((*question, method), failed_record((*question, method), why)) for method in methods]
+            else:
+                refused.update(refusals)
+            yield from answers
+    finally:
+        for future in asked:
+            future.cancel()
 
 
 def failed_record(key: Key, why: str) -> Record:
@@ -194,44 +320,76 @@ _ERRORS: dict[str, type[Exception]] = {
 }
 
 
-def dump_exception(error: Exception) -> tuple[str, str]:
-    """An exception as text; of a fault of pypcd's own, where it is."""
+def _done(call: Callable[[], T]) -> tuple[tuple[str, str] | None, T | None]:
+    """What a function raises, as text with its kind, and what it returns."""
+    try:
+        return None, call()
+    except Exception as error:  # noqa: BLE001  any error must reach the run
+        kind, message = _text_of(error)
+        dask = sys.modules.get("distributed")
+        with contextlib.suppress(AttributeError, ValueError):  # this is no worker of Dask
+            message = f"worker {dask.get_worker().address}: {message}"  # type: ignore[union-attr]
+        return (kind, message), None
+
+
+def _value(result: tuple[tuple[str, str] | None, Any]) -> Any:
+    error, value = result
+    if error is None:
+        return value
+    name, message = error
+    if name not in _ERRORS:
+        raise RuntimeError(f"a process of the evaluation failed:\n{message}")
+    raise _ERRORS[name](message)
+
+
+def _text_of(error: Exception) -> tuple[str, str]:
+    """An exception's kind and text; of a fault of pypcd's own, where it is."""
     kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS), None)
     if kind is not None:
         return kind, str(error) or repr(error)
     return "", "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
 
 
-def load_exception(text: tuple[str, str], who: str = "") -> Exception:
-    """The exception that dump_exception() made a text of, of a kind that is known here; who: where it was raised."""
-    name, message = text
-    if name not in _ERRORS:
-        return RuntimeError(f"{who or 'a process of the evaluation'} failed:\n{message}")
-    return _ERRORS[name](f"{who}: {message}" if who else message)
+# -- in another process -------------------------------------------------------------------------------------------------
+
+_lock = threading.Lock()  # on the model, if a Dask worker has several threads
+_open: tuple[str, Answerer] | None = None  # the run whose model is open
 
 
-# -- in a process beside ------------------------------------------------------------------------------------------------
+def _answer(
+    run: str, make: Make, item: tuple[tuple[str, int, int], list[str]]
+) -> tuple[dict[str, str], list[tuple[Key, Record | None]]]:
+    """What the worker refuses, and its answers to a question. Its model is opened by the first question of a run."""
+    global _open
+    with _lock:
+        if _open is None or _open[0] != run:
+            _close_open()
+            _open = run, make()
+        question, methods = item
+        return _open[1].refused, list(_open[1].answer(*question, methods))
 
 
-def _serve(make: Make, tasks: Any, results: Any) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    try:
-        worker = make()
-        results.put(("refused", worker.refused))
-        while (item := tasks.get()) is not None:
-            (task, length, index), methods = item
-            for answered in worker.answer(task, length, index, methods):
-                results.put(("answer", answered))
-        results.put(("done", None))
-    except KeyboardInterrupt:
-        pass  # the parent process gets it too
-    except Exception as error:  # noqa: BLE001  any error must reach the parent process, which waits for an answer
-        results.put(("error", dump_exception(error)))
+def _close() -> None:
+    with _lock:
+        _close_open()
 
 
-def _end_with_parent() -> None:
-    """End this process when its parent has ended: a killed parent does not end its children."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
+def _close_open() -> None:
+    global _open
+    if _open is not None:
+        _open[1].close()
+        _open = None
+
+
+def _end_with(pipe: Any) -> None:
+    """End this process when the other end of a pipe is closed, or the process that holds it has ended."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches all processes of a terminal, and that one ends the others
+
+    def wait() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            pipe.recv()
         os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

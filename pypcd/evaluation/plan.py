@@ -31,8 +31,7 @@ Key = tuple[str, int, int, str]  # task, length, index of the sample, method
 
 _UNFINISHED = ".run.json-"  # begins the name of one that was not written to its end
 _FREE = ("tasks", "methods", "lengths")  # a run may be continued with other ones
-_FILES = ("model", "model_mtime_ns", "data")  # hashes are compared in their place
-_BY_TASK = "data_sha256"
+_FILES = ("model", "model_mtime_ns")  # a hash is compared in their place
 _MACHINE = ("devices", "pypcd", "llama_cpp_python", "model_bytes")  # no option changes these
 
 
@@ -49,7 +48,6 @@ class Plan:
         half: "first": only the questions with even numbers, by which tune() chooses; "second": only those with odd
             numbers, by which it judges. A run may have both.
         n_pool: number of other questions of the cell that some methods need (the method control); its pool.
-        data: the file or folder for tasks that read files.
         max_tokens: the longest answer; None: the task's own limit.
     """
 
@@ -61,7 +59,6 @@ class Plan:
     seed: int = 0
     chat: bool = False
     n_pool: int = 12
-    data: str | None = None
     max_tokens: int | None = None
     half: str | None = None
 
@@ -118,7 +115,6 @@ class Directory:
             before = self._read_run(file)
             if self._has_answers():  # a plan without any answer may be replaced
                 self._compare(before, record)
-                record[_BY_TASK] = {**record.get(_BY_TASK, {}), **before.get(_BY_TASK, {})}
                 for name in _FREE:
                     record[name] = list(dict.fromkeys([*before[name], *record[name]]))
         elif self.path.exists() and not all(file.name.startswith(_UNFINISHED) for file in self.path.iterdir()):
@@ -173,15 +169,9 @@ class Directory:
         return self.samples.exists() and self.samples.stat().st_size > 0
 
     def _compare(self, before: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-        data = before.get(_BY_TASK, {})
-        for task, value in record.get(_BY_TASK, {}).items():
-            if data.get(task, value) != value:
-                raise InputError(
-                    f"{self.path} holds another run: there {task} had other questions; give another directory"
-                )
         for name in dict.fromkeys([*record, *before]):
             value = record.get(name)
-            if name not in (*_FREE, *_FILES, _BY_TASK) and before.get(name) != value:
+            if name not in (*_FREE, *_FILES) and before.get(name) != value:
                 raise InputError(
                     f"{self.path} holds another run: {name} is {before.get(name, 'not known')!r} there and {value!r} here; "
                     f"give {'' if name in _MACHINE else 'the same value, or '}another directory"

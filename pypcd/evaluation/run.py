@@ -19,9 +19,7 @@ from pypcd.evaluation.executors import Jobs, Record, Work, executor_of, failed_r
 from pypcd.evaluation.gold import Gold
 from pypcd.evaluation.plan import Directory, Key, Plan, file_sha256
 from pypcd.evaluation.progress import Progress
-from pypcd.evaluation.tasks import FROM_FILES
 from pypcd.evaluation.tasks import task as task_named
-from pypcd.evaluation.tasks.rows import FromFile
 from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
 from pypcd.evaluation.tokenizer import ModelTokenizer
 from pypcd.gguf import DEMO_MODEL, read_gguf, resolve_model
@@ -112,12 +110,10 @@ def _facts(plan: Plan, options: Mapping[str, Any], sha256: Callable[[str], str])
     options = {name: value for name, value in options.items() if name not in no_matter}
     if not machine.has_gpu(options):
         options.pop("n_gpu_layers", None)
-    data = {name: task.data_sha256() for name, task in tasks_of(plan).items() if isinstance(task, FromFile)}
     return {
         "model_sha256": sha256(path),
         "model_bytes": os.path.getsize(path),
         "model_mtime_ns": os.stat(path).st_mtime_ns,
-        "data_sha256": data,
         "options": options,
         "rope_factors": read_gguf(path).rope_factors(n_ctx),
         "devices": _devices(on_gpu=machine.has_gpu(options) and options.get("n_gpu_layers") != 0),
@@ -134,7 +130,6 @@ _FILES_AND_VERSIONS = {
     "llama_cpp_python": "install the same version there",
     "model_bytes": "copy the model there, to the same path",
     "model_sha256": "copy the model there, to the same path",
-    "data_sha256": "copy the tasks' data there, to the same path",
 }
 _DEVICES = {"devices": "start the workers of a run on machines of one kind, since devices round differently"}
 _THERE = {**_FILES_AND_VERSIONS, **_DEVICES, "options": "start the workers of a run on machines of one kind"}
@@ -144,7 +139,7 @@ def _anywhere(plan: Plan) -> Plan:
     """The plan with paths that do not depend on this process's folder. The model "demo" comes with pypcd, everywhere."""
     path = resolve_model(plan.model)
     model = plan.model if path == str(DEMO_MODEL) else os.path.abspath(path)
-    return dataclasses.replace(plan, model=model, data=plan.data and os.path.abspath(plan.data))
+    return dataclasses.replace(plan, model=model)
 
 
 def _facts_there(plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,19 +294,19 @@ def evaluate(
 
 
 def tasks_of(plan: Plan) -> dict[str, Task]:
-    """A plan's tasks by name; its data go to those that read files.
+    """A plan's tasks by name.
 
     Raises:
-        ValueError, FileNotFoundError: as task().
+        ValueError: as task().
     """
-    return {name: task_named(name, data=plan.data if name in FROM_FILES else None) for name in plan.tasks}
+    return {name: task_named(name) for name in plan.tasks}
 
 
 def counts_of(plan: Plan) -> dict[str, int]:
     """How many questions each task has in a cell.
 
     Raises:
-        ValueError, FileNotFoundError, PCDError: as task(), and as reading its data.
+        ValueError: as task().
     """
     return {name: min(plan.n, made.n_questions or plan.n) for name, made in tasks_of(plan).items()}
 

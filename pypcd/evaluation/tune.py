@@ -292,7 +292,7 @@ def _everyday(plan: Plan, n: int, with_long: bool) -> Plan:
     """Everyday questions and chats: short, and in their long forms at the plan's shortest length above that."""
     long = sorted(length for length in plan.lengths if length > SHORT)[:with_long]
     groups = ("everyday", *(["everyday-behind"] if long else []), "chats")
-    return dataclasses.replace(plan, tasks=groups, lengths=(SHORT, *long), n=n, data=None)
+    return dataclasses.replace(plan, tasks=groups, lengths=(SHORT, *long), n=n)
 
 
 class _Questions:

@@ -731,7 +731,9 @@ def test_what_the_user_or_the_system_can_mend_is_one_sentence(error, said, where
     from pypcd.evaluation import executors
 
     def fail(_):
-        raise error if where == "here" else executors.load_exception(executors.dump_exception(error))
+        if where == "here":
+            raise error
+        executors._value((executors._text_of(error), None))
 
     monkeypatch.setattr(_terminal, "setup", lambda: None)
     monkeypatch.setattr(info, "run", fail)

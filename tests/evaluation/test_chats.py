@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import calendar
 import re
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pypcd.evaluation import GROUPS, task
-from pypcd.evaluation.tasks import words as w
 from pypcd.evaluation.tasks.chats import CHATS, Chat
 from pypcd.evaluation.tasks.sample import Sample
 
@@ -26,27 +24,21 @@ def sentences(sample: Sample) -> list[str]:
     return [one for text, _ in sample.prompt.shots for one in re.split(r"(?<=[.?:]) (?=[A-Z])", text.strip())]
 
 
-ABOUT = {  # what a question is about, what the user says then, and all that the answer can be
-    r"my name|I am called": (r"\b(?:my name|My name|am called|call me)\b", w.NAMES),
-    r"bought": (r"\bI (?:have just )?bought|went out and bought", w.THINGS),
-    r"[Ww]hich city": (r"\bI (?:am going|shall travel|have a train)|My next journey", w.CITIES),
-    r"guests": (r"\bI have invited|[Mm]y birthday", tuple(map(str, range(100)))),
-    r"dentist": (r"dentist", w.DAYS),
-    r"instrument": (r"\bI (?:am learning|am a beginner|have begun)|I have had lessons", w.INSTRUMENTS),
-    r"profession|work as": (r"\bI (?:work as|am a \w+ and|earn)|By profession", w.PROFESSIONS),
-}
+def named(line: str, sample: Sample) -> list[str]:
+    """Which answers a line has, right and wrong ones."""
+    values = (*sample.answers, *sample.extra["others"])
+    return re.findall(rf"\b(?:{'|'.join(values)}{'' if sample.extra['others'] else '|[0-9]+'})\b", line)
 
 
 def earlier(sample: Sample) -> str:
-    ((said, values),) = [known for about, known in ABOUT.items() if re.search(about, sample.prompt.after)]
-    words = re.compile(rf"\b(?:{'|'.join(values)})\b")
-    (line,) = [line for line in sentences(sample) if re.search(said, line) and words.search(line)]
-    (value,) = words.findall(line)
+    """What the user has said, and nobody else: all other mentions are of a neighbour."""
+    of_neighbour = [line for line in sentences(sample) if re.search("[Mm]y neighbour", line)]
+    assert len(of_neighbour) == 1 and sample.extra["other"] in named(of_neighbour[0], sample)
     whole = "".join(question + answer for question, answer in sample.prompt.shots)
-    assert words.findall(whole).count(value) == 1, "nothing else has it"
-    others = [line for line in sentences(sample) if "My neighbour" in line or "of my neighbour" in line]
-    assert len(others) == 1 and words.findall(others[0]) == [sample.extra["other"]] != [value]
-    return value
+    assert len(re.findall(rf"\b{sample.answers[0]}\b", whole)) == 1
+    (line,) = [line for line in sentences(sample) if sample.answers[0] in named(line, sample)]
+    assert re.search(r"\b(?:I|[Mm]y|me)\b", line) and line not in of_neighbour
+    return named(line, sample)[-1]
 
 
 @few
@@ -61,63 +53,31 @@ def test_the_user_has_said_it_once_and_something_else_of_a_neighbour(n_tokens: i
 
 
 def test_all_that_can_be_said_is_asked_for() -> None:
-    assert len({sample.extra["said"] for sample in EARLIER.samples(60, 400, Words(), 0)}) == len(ABOUT)
+    assert len({sample.extra["said"] for sample in EARLIER.samples(60, 400, Words(), 0)}) == 7
 
 
 # -- general knowledge -----------------------------------------------------------------------------------------------
 
 
-def test_general_knowledge_is_what_other_lists_and_the_calendar_say() -> None:
-    capitals, opposites = dict(w.CAPITALS), dict(w.OPPOSITES)
-    past, plurals = dict(w.PAST), dict(w.PLURALS)
-    days, months = list(calendar.day_name), list(calendar.month_name)[1:]
-    numbers = {"seven times eight": 7 * 8, "twenty minus five": 20 - 5, "months does a year": len(months)}
-    numbers |= {
-        "days does a week": len(days),
-        "hours does a day": 24,
-        "letters does": len(set(map(chr, range(97, 123)))),
-    }
-    checked = 0
-    for question, _, answer, _, group in w.KNOWN:
-        of = re.sub(r'["?]|, the animal', "", question).rpartition(" ")[2]
-        if group == "capital":
-            assert capitals[re.findall(r"capital of (.+)\?", question)[0]] == answer
-        elif group == "opposite" and of in opposites:
-            assert opposites[of] == answer
-        elif group in ("day", "month") and (order := re.search("after|before", question)):
-            names = days if group == "day" else months
-            assert names[(names.index(of) + (1 if order[0] == "after" else -1)) % len(names)] == answer
-        elif group == "word":
-            assert (past if "past" in question else plurals)[of.strip()] == answer
-        elif group == "number" and any(text in question for text in numbers):
-            assert [str(n) for text, n in numbers.items() if text in question] == [answer]
-        else:
-            continue
-        checked += 1
-    assert checked > 45
+def test_general_knowledge_is_asked_once_before_it_is_asked_again() -> None:
+    asked = [sample.prompt.answer_prefix for sample in KNOWN.samples(150, 400, Words(), 0)]
+    n = len(set(asked))
+    assert n >= 60 and len(set(asked[:n])) == n and len(set(asked[n:])) == 150 - n
 
 
-def test_there_are_enough_facts_and_no_question_tells_its_answer() -> None:
-    assert len({fact[0] for fact in w.KNOWN}) == len(w.KNOWN) >= 60
-    for question, begun, answer, spelt, _ in w.KNOWN:
-        for text in filter(None, (answer, spelt)):
-            assert not re.search(rf"\b{text}\b", f"{question} {begun}", re.IGNORECASE), question
-        assert begun[0].isupper() and begun == begun.strip() and question.endswith("?")
-
-
-def test_every_fact_is_asked_once_before_one_is_asked_again() -> None:
-    n = len(w.KNOWN)
-    asked = [sample.prompt.answer_prefix for sample in KNOWN.samples(2 * n, 300, Words(), 0)]
-    assert len(set(asked[:n])) == len(set(asked[n:])) == n
-
-
-@few
-@given(lengths, seeds)
-def test_the_fact_that_is_asked_for_has_its_answer(n_tokens: int, seed: int) -> None:
-    by_question = {fact[0]: fact for fact in w.KNOWN}
-    for sample in KNOWN.samples(4, n_tokens, Words(), seed):
-        (fact,) = [fact for question, fact in by_question.items() if sample.prompt.after.endswith(f"{question}\n")]
-        assert sample.answers == (fact[2],) and sample.prompt.answer_prefix == fact[1] and sample.depth is None
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("What is the capital of France?", "Paris"),
+        ("How many days does a week have?", "7"),
+        ("Which is the largest planet of the solar system?", "Jupiter"),
+        ('Who painted the "Mona Lisa"?', "Vinci"),
+        ("What does water become when it freezes?", "ice"),
+    ],
+)
+def test_known_facts_have_their_answers(question: str, answer: str) -> None:
+    asked = [sample for sample in KNOWN.samples(150, 400, Words(), 0) if sample.prompt.after.endswith(f"{question}\n")]
+    assert asked and all(sample.answers == (answer,) and sample.depth is None for sample in asked)
 
 
 # -- conversations ---------------------------------------------------------------------------------------------------

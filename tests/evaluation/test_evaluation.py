@@ -58,9 +58,12 @@ from pypcd.evaluation import (
     run,
     run_options,
     task,
+    tasks,
 )
 from pypcd.evaluation.gold import Gold
+from pypcd.evaluation.tasks.sample import Sample, Tokenizer
 from pypcd.gguf import DEMO_MODEL, read_gguf
+from pypcd.prompt import Prompt
 from pypcd.vocabulary import Vocabulary
 
 Load = Callable[..., pypcd.Llama]
@@ -146,17 +149,12 @@ def longer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Records]:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
-@pytest.mark.parametrize(
-    ("beside", "how"),
-    [("--jobs=2", signal.SIGKILL), ("--cluster=local:2", signal.SIGKILL), ("--cluster=local:2", signal.SIGINT)],
-)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_command_leaves_no_process_behind_and_goes_on(
-    beside: str, how: signal.Signals, longer: tuple[Plan, Records], tmp_path: Path
+    how: signal.Signals, longer: tuple[Plan, Records], tmp_path: Path
 ) -> None:
-    if "cluster" in beside:
-        pytest.importorskip("distributed")
     (plan, expected), out, mark = longer, tmp_path / "run", str(tmp_path)
-    words, env = command(out, beside, n=plan.n), python_path(PYPCD_TEST_RUN=mark)
+    words, env = command(out, "--jobs=2", n=plan.n), python_path(PYPCD_TEST_RUN=mark)
     process = subprocess.Popen(
         words,
         env=env,
@@ -355,78 +353,51 @@ def test_other_questions_are_another_run(finished: tuple[Directory, Records], tm
         evaluate(DEMO, directory, options=ONE)
 
 
-def test_other_rows_of_a_file_are_another_run(tmp_path: Path) -> None:
-    row = {"context": "A bat is no bird.", "input": "Is a bat a bird?", "answers": ["no"]}
-    file, other = tmp_path / "rows.jsonl", tmp_path / "moved.jsonl"
-    file.write_text(json.dumps(row) + "\n")
-    run = Directory(tmp_path / "run")
-    for name in ("longbench-qasper", "longbench-hotpotqa"):
-        plan = Plan("demo", (name,), ("greedy",), (1024,), n=1, data=str(file), max_tokens=2)
-        evaluate(plan, run, options=ONE)
-    assert len(set(json.loads((run.path / "run.json").read_text())["data_sha256"])) == 2
-    file.rename(other)
-    evaluate(dataclasses.replace(plan, data=str(other)), run, options=ONE)
-    other.write_text(json.dumps({**row, "answers": ["yes"]}) + "\n")
-    with pytest.raises(ValueError, match="longbench-hotpotqa"):
-        evaluate(dataclasses.replace(plan, data=str(other)), run, options=ONE)
+class Few:
+    """A task with three questions."""
+
+    name, metric, max_tokens, stop, n_questions, may_exceed, one_text = "few", "accuracy", 2, "", 3, False, True
+
+    def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
+        order = [0, 1, 2] if seed == 0 else [1, 2, 0]
+        return [
+            Sample(i, Prompt("A ", (f"bat is {k}.",), " ", f" What is {k}?"), (str(k),))
+            for i, k in enumerate(order[:n])
+        ]
+
+    def score(self, prediction: str, sample: Sample) -> float:
+        return float(sample.answers[0] in prediction)
 
 
-def test_a_task_from_a_file_has_as_many_questions_as_there_are(tmp_path: Path) -> None:
-    """If a file has too few questions, the control's pool takes the asked ones, except the current one."""
-    rows = [{"context": f"A bat is {k}.", "input": f"What is {k}?", "answers": [str(k)]} for k in range(3)]
-    file = tmp_path / "qasper.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    plan = Plan("demo", ("longbench-qasper", "kv-short"), ("control",), (1024,), n=5, data=str(file), max_tokens=2)
+def test_a_task_has_as_many_questions_as_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a task has too few questions, the control's pool takes the asked ones, except the current one."""
+    monkeypatch.setattr(tasks, "_TASKS", dict(tasks._TASKS))
+    tasks.register(Few())
+    plan = Plan("demo", ("few", "kv-short"), ("control",), (1024,), n=5, max_tokens=2)
     outcome = evaluate(plan, Directory(tmp_path / "run"), options=ONE)
     assert len(outcome.records) == 2 * (3 + 5) and not any("error" in r for r in outcome.records.values())
-    text = markdown(plan, outcome.records, {"longbench-qasper": "F1", "kv-short": "x"}, {})
-    assert "## longbench-qasper (F1, 3 questions)" in text and "## kv-short (x)" in text
+    text = markdown(plan, outcome.records, {"few": "F1", "kv-short": "x"}, {})
+    assert "## few (F1, 3 questions)" in text and "## kv-short (x)" in text
 
 
-def test_questions_that_ruler_made_may_have_twice_the_length(tmp_path: Path) -> None:
-    which = "Answer the question based on the given documents."
-    documents = "\n\n".join(f"Document {k}:\nBats\nA bat is no bird." for k in range(60))
-    text = f"{which}\n\nThe following are given documents.\n\n{documents}\n\n{which}\n\nQuestion: Is it a bird?"
-    row = {"input": text, "outputs": ["no"], "answer_prefix": " Answer:"}
-    file = tmp_path / "qa_1" / "validation.jsonl"
-    file.parent.mkdir()
-    file.write_text((json.dumps(row) + "\n") * 2)
-    plan = Plan("demo", ("ruler-qa_1",), ("greedy",), (64,), n=5, data=str(tmp_path), max_tokens=2)
-    with pytest.raises(ValueError, match="ruler-qa_1 at length 64: .* allowed: ") as error:
-        evaluate(plan, Directory(tmp_path / "first"), options=ONE)
-    least = int(str(error.value).partition("allowed: ")[2].split()[0])
-    assert least > 300  # more than a context is larger than its longest prompt
-    outcome = evaluate(dataclasses.replace(plan, lengths=(least,)), Directory(tmp_path / "run"), options=ONE)
-    assert len(outcome.records) == 2 and not any("error" in record for record in outcome.records.values())
-    assert {record["n_prompt"] > 1.9 * least for record in outcome.records.values()} == {True}
+class Killed(run.Worker):
+    """Its process is killed at a question, as by a system that is short of memory."""
+
+    def _answered(self, key: Any, sample: Any, method: Any) -> dict[str, Any]:
+        if key[:3] == ("kv-short", 280, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._answered(key, sample, method)
 
 
-@pytest.mark.parametrize("ends", ["well", "early"])
-def test_what_a_process_said_before_it_ended_counts(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the last process says, it says and ends while its parent has just found nothing."""
-    said = [("refused", {}), ("answer", 1), ("done", None), ("refused", {}), ("answer", 2), ("done", None)]
-    beside = Mock(exitcode=0)  # in multiprocessing's place: its processes, and its queues
-    beside.Queue.return_value = beside.Process.return_value = beside
-    beside.is_alive.return_value = True
-
-    def heard() -> Iterator[Any]:
-        *first, last = said if ends == "well" else said[:-1]
-        yield from first
-        beside.is_alive.return_value = False
-        yield queue.Empty
-        yield last
-        yield from itertools.repeat(queue.Empty)
-
-    beside.get.side_effect = heard()
-    monkeypatch.setattr(multiprocessing, "get_context", lambda _: beside)
-    todo = {("kv-short", 180, i): ["greedy"] for i in range(2)}
-    answers: Any = executors.ProcessPool(2).ask(lambda: None, todo, {})  # type: ignore[arg-type, return-value]
-    assert next(answers) == 1 and next(answers) == 2
-    if ends == "well":
-        assert next(answers, None) is None
-    else:
-        with pytest.raises(pypcd.PCDError, match="status 0"):
-            next(answers)
+def test_a_process_that_is_killed_ends_the_run_and_the_same_command_goes_on(
+    finished: tuple[Directory, Records], tmp_path: Path
+) -> None:
+    directory = Directory(tmp_path / "run")
+    with pytest.raises(pypcd.PCDError, match="a process of the evaluation ended early"):
+        evaluate(DEMO, directory, jobs=2, options=ONE, worker=Killed)
+    assert 0 < len(directory.records()) < len(finished[1])
+    made = evaluate(DEMO, directory, jobs=2, options=ONE).records
+    assert without_time(made) == without_time(finished[1])
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -1,15 +1,13 @@
-"""Everyday questions: every answer worked out again from its question, lengths, halves, scores, and runs of them."""
+"""Everyday questions: answers that can be worked out, lengths, halves, scores, and runs of them."""
 
 from __future__ import annotations
 
 import ast
-import datetime
 import json
 import operator
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import Tiny
@@ -21,9 +19,8 @@ from runs import ONE, lines, without_time
 import pypcd
 from pypcd.evaluation import GROUPS, TASKS, Directory, Plan, evaluate, task
 from pypcd.evaluation.tasks import parts_of
-from pypcd.evaluation.tasks import words as words_module
 from pypcd.evaluation.tasks.everyday import EVERYDAY, SHORT, Everyday, kind_of
-from pypcd.evaluation.tasks.kinds import KINDS
+from pypcd.evaluation.tasks.frozen import in_order, rows
 from pypcd.evaluation.tasks.sample import Sample
 from pypcd.evaluation.tasks.size import largest
 from pypcd.prompt import Prompt, prompt_tokens
@@ -47,64 +44,6 @@ def pairs_of(sample: Sample) -> list[tuple[str, str]]:
 
 
 # -- the answers, worked out again -----------------------------------------------------------------------------------
-
-FACTS = """Capital of France: Paris. Capital of Japan: Tokyo. Capital of Egypt: Cairo. Capital of Peru: Lima.
-Capital of Australia: Canberra. Capital of Turkey: Ankara. Capital of Switzerland: Bern. Capital of Kenya: Nairobi.
-Capital of Canada: Ottawa. Capital of Brazil: Brasilia. Capital of New Zealand: Wellington. Capital of Poland: Warsaw.
-Continent of Chad: Africa. Continent of Nepal: Asia. Continent of Peru: South America. Continent of Mexico: North America.
-Continent of Finland: Europe. Opposite of hot: cold. Opposite of up: down. Opposite of west: east. Opposite of full: empty.
-Opposite of always: never. Past tense of go: went. Past tense of teach: taught. Past tense of sink: sank. Past tense of
-eat: ate. Past tense of choose: chose. Plural of mouse: mice. Plural of city: cities. Plural of box: boxes. Plural of
-knife: knives. Plural of foot: feet. Plural of book: books."""
-
-
-def facts(question: str, answer: str) -> bool:
-    known = dict(re.findall(r"(\S[^:.]*:) ([^.]+)\.", FACTS.replace("\n", " ")))
-    if question in known:
-        return known[question] == answer
-    what, of = re.fullmatch(r"(Capital|Continent|Opposite|Past tense|Plural) of (.+):", question).groups()  # type: ignore[union-attr]
-    if what == "Plural":  # regular, or one of those that are not
-        irregular = {"children", "feet", "geese", "men", "mice", "teeth", "women"}
-        return answer in irregular or answer in {of + "s", of + "es", of[:-1] + "ies", re.sub("fe?$", "ves", of)}
-    if what == "Continent":
-        return answer in {"Africa", "Asia", "Europe", "North America", "South America"}
-    return answer != of and answer.isascii() and answer[0].isupper() == (what == "Capital")
-
-
-def of_text(text: str, values: dict[str, Any]) -> bool:
-    """Whether a sentence says these values, and no other number."""
-    numbers = [value for value in values.values() if isinstance(value, int)]
-    return all(re.search(rf"\b{re.escape(str(value))}\b", text) for value in values.values()) and len(
-        set(values.values())
-    ) == len(values) >= len(numbers)
-
-
-def as_json(question: str, answer: str) -> bool:
-    text = re.fullmatch(r"Text: (.+)\nJSON:\n", question).group(1)  # type: ignore[union-attr]
-    values = json.loads(answer)
-    numbers = [value for value in values.values() if isinstance(value, int)]
-    return of_text(text, values) and numbers == [int(n) for n in re.findall(r"\d+", text)] and len(values) >= 3
-
-
-def schema(question: str, answer: str) -> bool:
-    text, empty = re.fullmatch(r"Text: (.+)\nFill in (\{.+\}):\n", question).groups()  # type: ignore[union-attr]
-    wanted, values = json.loads(empty), json.loads(answer)
-    return (
-        list(wanted) == list(values)
-        and [type(value) for value in wanted.values()] == [type(value) for value in values.values()]
-        and of_text(text, values)
-    )
-
-
-def tools(question: str, answer: str) -> bool:
-    match = re.fullmatch(r"Tool: (\w+)\(([\w, ]+)\)\nRequest: (.+)\nArguments:\n", question)
-    tool, names, text = match.groups()  # type: ignore[union-attr]
-    values = json.loads(answer)
-    if tool == "find_train":
-        forms = r"from (?P<start>\w+) to (?P<end>\w+) at", r"to (?P<end>\w+) at .* in (?P<start>\w+)\."
-        found = next(filter(None, (re.search(form, text) for form in forms)))
-        assert (found["start"], found["end"]) == (values["start"], values["end"])
-    return list(values) == names.split(", ") and of_text(text, values)
 
 
 def copy(question: str, answer: str) -> bool:
@@ -134,86 +73,6 @@ def spelling(question: str, answer: str) -> bool:
     return changed[how] and word.casefold() == answer.casefold()
 
 
-def formats(question: str, answer: str) -> bool:
-    def date(text: str, form: str) -> datetime.date:
-        return datetime.datetime.strptime(text, form).date()
-
-    given, how = (
-        re.fullmatch(r"(.+?)(?: as |, | in )([^,]*):", question).groups() if " of " not in question else ("", "")
-    )  # type: ignore[union-attr]
-    if question.startswith("Month of "):
-        return date(question[9:-1], "%Y-%m-%d").strftime("%B") == answer
-    if how == "YYYY-MM-DD":
-        return date(given, "%d %B %Y") == date(answer, "%Y-%m-%d") and len(answer) == 10
-    if question.endswith(" as DD/MM/YYYY:"):
-        return date(question.split(" as ")[0], "%B %d, %Y") == date(answer, "%d/%m/%Y") and len(answer) == 10
-    if how == "H:MM":
-        hours, minutes = map(int, re.findall(r"\d+", given))
-        return answer == str(datetime.timedelta(hours=hours, minutes=minutes)).rpartition(":")[0].split(", ")[-1]
-    if how == "percent":
-        return answer == format(float(given), ".0%")
-    if how == "a price":
-        dollars, cents = map(int, re.findall(r"\d+", given))
-        return answer == f"${dollars + cents / 100:.2f}"
-    if how == "last name first":
-        return given.split() == answer.split(", ")[::-1]
-    n, unit = given.split()
-    factor = {("m", "cm"): 100, ("km", "m"): 1000, ("kg", "g"): 1000}[unit, how]
-    return answer.split() == [str(sum([int(n)] * factor)), how]
-
-
-def classify(question: str, answer: str) -> bool:
-    if question.startswith("Review: "):
-        good = re.search("brilliant|excellent|fantastic|great|lovely|perfect|superb|wonderful", question)
-        bad = re.search("awful|bad|disappoint|dreadful|horrible|poor|terrible|useless", question)
-        return answer == "positive" if good and not bad else answer == "negative"
-    if question.startswith("Text: "):
-        clues = {
-            "sports": "match|runner|scored|coach",
-            "weather": "rain|sunny|Snow|fog",
-            "food": "soup|cook|restaurant|pizza",
-            "music": "orchestra|singer|band|pianist",
-        }
-        return [topic for topic, clue in clues.items() if re.search(rf"\b({clue})\b", question)] == [answer]
-    groups = {"animal": "ANIMALS", "city": "CITIES", "colour": "COLOURS", "food": "FOODS", "job": "PROFESSIONS"}
-    word = re.fullmatch("Word: (.+)\nKind:", question).group(1)  # type: ignore[union-attr]
-    return [group for group, words in groups.items() if word in getattr(words_module, words)] == [answer]
-
-
-def code(question: str, answer: str) -> bool:
-    """Run the line, in a block if it opens one, and look at what it did."""
-    said = re.fullmatch(r"# (.+)\n", question).group(1)  # type: ignore[union-attr]
-    printed: list[tuple[Any, ...]] = []
-    names: dict[str, Any] = {name: 3 + 5 * i for i, name in enumerate(words_module.VARIABLES)}
-    names.update({name: [4, 9, i] for i, name in enumerate(words_module.LISTS)})
-    before = {name: list(value) if isinstance(value, list) else value for name, value in names.items()}
-    line = f"result.append(({answer[7:]}))" if answer.startswith("return ") else answer
-    if answer.endswith(":"):
-        loop = answer.startswith("for ")
-        line = f"{answer}\n    result.append({answer.split()[1] if loop else True})"
-    result: list[Any] = []
-    known = {"print": lambda *args: printed.append(args), "result": result, "len": len, "max": max, "sum": sum}
-    exec(line, known, names)  # noqa: S102
-    words = said.split()
-    n = next((int(word) for word in words if word.isdecimal()), 0)
-    key = [word for word in re.findall(r"\w+", said.replace("the length of ", "")) if word in before]
-    v = [before[word] for word in key]
-    checks: dict[str, Callable[[], bool]] = {
-        "add": lambda: names[key[0]] == v[0] + n,
-        "subtract": lambda: names[key[0]] == v[0] - n,
-        "append": lambda: names[key[1]] == [*v[1], v[0]],
-        "return": lambda: result == [v[0] + v[1]],
-        "for": lambda: result == v[1] and "for each" in said,
-        "print": lambda: printed == ([(len(v[0]), v[1])] if "length of" in said else [(v[0], v[1])]),
-        "if": lambda: result == [True] * (v[0] == v[1] if "equals" in said else v[0] > n),
-        "set": lambda: (
-            names[key[0]]
-            == ([0] * n if "zeros" in said else max(v[1]) if "largest" in said else sum(v[1]) if "sum" in said else n)
-        ),
-    }
-    return checks[words[0]]()
-
-
 def brackets(question: str, answer: str) -> bool:
     given = re.fullmatch(r"Open: (.+)\nClosed:", question).group(1)  # type: ignore[union-attr]
     waiting: list[str] = []
@@ -228,25 +87,26 @@ def brackets(question: str, answer: str) -> bool:
     return bool(waiting) and answer == given + "".join(waiting[::-1])
 
 
+def as_json(question: str, answer: str) -> bool:
+    text = re.fullmatch(r"Text: (.+)\nJSON:\n", question).group(1)  # type: ignore[union-attr]
+    values = json.loads(answer).values()
+    numbers = [value for value in values if isinstance(value, int)]
+    return all(str(value) in text for value in values) and numbers == [int(n) for n in re.findall(r"\d+", text)]
+
+
 ORACLES: dict[str, Callable[[str, str], bool]] = {
-    "facts": facts,
     "json": as_json,
-    "schema": schema,
-    "tools": tools,
     "copy": copy,
     "sort": sort,
     "arithmetic": arithmetic,
     "spelling": spelling,
-    "formats": formats,
-    "classify": classify,
-    "code": code,
     "brackets": brackets,
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ORACLES)
 def test_every_answer_follows_from_its_question(name: str) -> None:
-    for sample in short(name, 200, seed=5):
+    for sample in SHOTS[name].samples(100, 700, Words(), 5):
         for question, answer in pairs_of(sample):
             assert ORACLES[name](question, answer), (question, answer)
 
@@ -254,19 +114,10 @@ def test_every_answer_follows_from_its_question(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "question", "answer"),
     [
-        ("facts", "Capital of France:", "Lyon"),
         ("json", "Text: Ida, who is 30, lives in Rome.\nJSON:\n", '{"name": "Ida", "age": 31, "city": "Rome"}'),
-        (
-            "schema",
-            'Text: Ida ordered 3 eggs.\nFill in {"item": "", "quantity": 0}:\n',
-            '{"item": "eggs", "quantity": "3"}',
-        ),
         ("sort", "786, 7 sorted:", "786, 7"),
         ("arithmetic", "8 * 8 =", "16"),
         ("spelling", "bowl with a capital:", "BOWL"),
-        ("formats", "May 4, 1999 as DD/MM/YYYY:", "05/04/1999"),
-        ("classify", "Word: zebra\nKind:", "food"),
-        ("code", "# set total to the sum of files\n", "total = max(files)"),
         ("brackets", 'Open: print(3, "a\nClosed:', 'print(3, "a)"'),
     ],
 )
@@ -277,18 +128,11 @@ def test_a_wrong_answer_would_be_seen(name: str, question: str, answer: str) -> 
         assert name == "brackets"
 
 
-def test_words_and_facts_stand_in_their_lists_once() -> None:
-    for name in words_module.__all__:
-        values = getattr(words_module, name)
-        keys = [value if isinstance(value, str) else value[0] for value in values]
-        assert len(set(keys)) == len(keys), name
-
-
 # -- questions -------------------------------------------------------------------------------------------------------
 
 
 def test_there_are_ten_kinds_and_more_each_in_two_ways() -> None:
-    assert len(KINDS) >= 10 and set(ORACLES) == set(NAMES) == set(BEHIND)
+    assert len(NAMES) == 12 and set(NAMES) == set(BEHIND)
     for name in NAMES:
         assert task(f"everyday-{name}") == SHOTS[name] and task(f"everyday-{name}-behind") == BEHIND[name]
         assert kind_of(f"everyday-{name}") == kind_of(f"everyday-{name}-behind") == name
@@ -302,21 +146,27 @@ def test_more_questions_leave_the_first_ones_as_they_are(made: Everyday, n: int,
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_six_hundred_questions_are_different(name: str) -> None:
+def test_a_hundred_questions_are_different(name: str) -> None:
     for made in (SHOTS[name], BEHIND[name]):
-        samples = made.samples(600, SHORT, Words(), 0)
-        assert len({sample.prompt for sample in samples}) == 600
-    asked = [sample.prompt.after for sample in short(name, 300)]
-    again = 300 - len(set(asked))
-    assert again == 0 or name in ("facts", "classify", "spelling", "arithmetic"), again  # these have only so many
-    assert again < 100
+        assert made.n_questions == 100
+        assert len({sample.prompt for sample in made.samples(100, SHORT, Words(), 0)}) == 100
+    with pytest.raises(ValueError, match=f"n is 101; allowed: 1 to 100, the questions of everyday-{name}"):
+        short(name, 101)
+
+
+@few
+@given(st.integers(1, 40), st.integers(0, 99))
+def test_a_seed_leaves_a_question_in_its_half(n: int, seed: int) -> None:
+    order = in_order(range(n), seed)
+    assert sorted(order) == list(range(n)) and all(at % 2 == number % 2 for number, at in enumerate(order))
+    assert in_order(range(n), 0) == list(range(n)) and order == in_order(range(n), seed)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_question_of_one_half_is_asked_or_shown_in_the_other(name: str) -> None:
     halves: tuple[set[str], set[str]] = (set(), set())
     for seed in range(3):
-        for sample in SHOTS[name].samples(60, 500, Words(), seed):
+        for sample in SHOTS[name].samples(100, 2500 if seed == 2 else 500, Words(), seed):
             halves[sample.index % 2].update(question for question, _ in pairs_of(sample))
     assert min(map(len, halves)) > 50 and not halves[0] & halves[1]
 
@@ -338,8 +188,18 @@ def test_an_example_is_never_the_question_and_repeats_only_if_it_must(name: str)
     for sample in SHOTS[name].samples(20, 1000, Words(), 1):
         examples = [question for question, _ in sample.prompt.shots]
         assert sample.prompt.after not in examples
-        nearest = examples[-8:]
-        assert len(set(nearest)) == len(nearest)
+        assert len(set(examples[-8:])) == len(examples[-8:])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_long_prompt_shows_all_examples_before_one_is_shown_again(name: str) -> None:
+    """Beyond its own examples a question has those of others of its kind and half."""
+    n_own = len(next(row["examples"] for row in rows("everyday") if row["kind"] == name))
+    (sample,) = SHOTS[name].samples(1, 20_000, Words(), 0)
+    nearest_first = sample.prompt.shots[::-1]
+    own, more = nearest_first[:n_own], nearest_first[n_own:]
+    n_more = len({*more} - {*own})
+    assert (n_more > 100 or name == "facts") and len({*more[:n_more]} - {*own}) == n_more
 
 
 def test_classification_shows_every_label_first() -> None:

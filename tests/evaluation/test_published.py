@@ -14,6 +14,7 @@ from fake_tokenizer import Words
 
 import pypcd
 from pypcd.evaluation import GROUPS, task
+from pypcd.evaluation.tasks.reading import READING
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
 from pypcd.evaluation.tokenizer import ModelTokenizer
 
@@ -33,6 +34,21 @@ CELLS = {  # tokenizer, group, length, questions of each task: the hash of all o
     ("demo", "constrained-kv", 900, 200): "59a4034a449dca89",
     ("words", "constrained-needle", 600, 20): "2bec76a4289ff60a",
     ("words", "constrained-needle-shown", 600, 20): "c534c68880ccdb8e",
+}
+
+TEXTS = {  # of reading, at the sizes of 600 tokens on SmolLM2 and on Gemma 3: kind, sentences: the hash of 50 questions
+    ("prose", 35): "36898efc5431f60d",
+    ("prose", 37): "7142f9672348e91b",
+    ("conflict", 34): "402783b81b20cbfb",
+    ("conflict", 35): "6cdf3b693c748866",
+    ("keys", 46): "3734a5409e61ece6",
+    ("keys", 47): "4b52379488808161",
+    ("hops", 32): "2db28d071f0a2553",
+    ("hops", 33): "fd374e2f6fcb676c",
+    ("quote", 28): "63c8c64aaed52353",
+    ("quote", 29): "4be5e6c2698035c4",
+    ("story", 29): "35436bdaaf2a045e",
+    ("story", 30): "9e12bb91edfdd9aa",
 }
 
 
@@ -67,3 +83,9 @@ def test_published_questions_are_asked(
     made = [task(name) for name in GROUPS.get(group, (group,))]
     samples = (sample for one in made for sample in one.samples(n, length, tokenizers[tokenizer], 0))
     assert digest(samples) == CELLS[tokenizer, group, length, n]
+
+
+@pytest.mark.parametrize(("kind", "size"), TEXTS)
+def test_published_texts_are_read(kind: str, size: int) -> None:
+    (made,) = (one for one in READING if one.kind == kind)
+    assert digest(made.questions(50, size)) == TEXTS[kind, size]

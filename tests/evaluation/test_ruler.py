@@ -356,7 +356,7 @@ def test_scores_are_recall_and_f1() -> None:
 
 
 def test_tasks_of_eval_and_tune_need_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for extra in ("jieba", "huggingface_hub", "matplotlib"):
+    for extra in ("huggingface_hub", "matplotlib"):
         monkeypatch.setitem(sys.modules, extra, None)
     ruler._words.cache_clear()
     for name in ("kv", *tune.DEFAULT_TASKS.split(",")):

@@ -108,7 +108,7 @@ class Braced(Words):
     """It needs many more tokens for a brace."""
 
     def encode(self, text: str) -> list[int]:
-        return super().encode(text) + [1] * (20 * text.count("{"))
+        return super().encode(text) + [1] * (30 * text.count("{"))
 
 
 def test_a_task_that_does_not_fit_is_left_out_where_it_does_not(tiny: Tiny) -> None:

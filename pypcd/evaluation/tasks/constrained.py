@@ -11,6 +11,7 @@ Knows llama.cpp's grammars of schemas, but no model.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import random
 import re
@@ -19,13 +20,12 @@ from typing import Any
 
 from llama_cpp.llama_grammar import json_schema_to_gbnf
 
-from pypcd.evaluation.tasks.everyday import Asked, after, asked_of
-from pypcd.evaluation.tasks.kinds import KINDS, Kind
+from pypcd.evaluation.tasks import frozen
+from pypcd.evaluation.tasks.everyday import KINDS, Asked, Kind, after, questions_of
 from pypcd.evaluation.tasks.kv import KV
-from pypcd.evaluation.tasks.prose import paragraphs
 from pypcd.evaluation.tasks.ruler import NIAH
 from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
-from pypcd.evaluation.tasks.size import check_cell, largest
+from pypcd.evaluation.tasks.size import largest
 from pypcd.prompt import Prompt
 
 __all__ = ["CONSTRAINED", "ObjectKV", "ObjectNeedle", "Objects"]
@@ -51,21 +51,20 @@ class Objects:
     stop = ""
     one_text = False
     may_exceed = False
-    n_questions = None
 
     @property
     def name(self) -> str:
         return f"constrained-{self.kind.name}" + ("-shown" if self.shown else "")
 
+    @property
+    def n_questions(self) -> int:
+        return len(questions_of(self.kind))
+
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        check_cell(n, n_tokens)
         made: list[Sample] = []
         size = 1
-        for i, asked in zip(range(n), asked_of(self.kind, seed)):
-
-            def make(size: int, i: int = i, asked: Asked = asked) -> Sample:
-                return self._sample(i, asked, size)
-
+        for i, asked in enumerate(frozen.asked(questions_of(self.kind), self.name, n, n_tokens, seed)):
+            make = functools.partial(self._sample, i, asked)
             size = largest(make, 1, n_tokens, self.max_tokens, tokenizer, near=size)
             made.append(make(size))
         return made
@@ -76,7 +75,7 @@ class Objects:
     def _sample(self, i: int, asked: Asked, n_sentences: int) -> Sample:
         examples = asked.examples(SHOWN)[::-1] if self.shown else []
         (first, *others), answers = zip(*examples, (asked.question, asked.answer))
-        *shown, question = [f"{paragraphs(asked.sentences(n_sentences))}\n\n{first}", *others]
+        *shown, question = [f"{frozen.paragraphs(asked.sentences(n_sentences))}\n\n{first}", *others]
         shots = tuple((text, after(text, answer)) for text, answer in zip(shown, answers))
         prompt = Prompt(shots=shots, after=question)
         return Sample(i, prompt, (asked.answer,), grammar=grammar_of(json.loads(asked.answer)))

@@ -1,27 +1,27 @@
 """Everyday questions: what a small model gets mostly right, to measure what a setting costs where people live.
 
-A question comes after examples of its kind (`kinds`). Two ways make it long: more examples, or unrelated text (`prose`)
-before them. Question i is the same at every length and in both ways, and so are the examples nearest to it. Questions with
-even and with odd numbers, and their examples, come from two halves of everything that can be asked: no question of one half
-is asked or shown in the other, whatever the seed.
+A question comes after examples of its kind. Two ways make it long: more examples, or unrelated text before them. Question i is the
+same at every length and in both ways, and so are the examples nearest to it. Questions with even and with odd numbers, and their
+examples, are two halves: no question of one half is asked or shown in the other, whatever the seed.
+
+A question has as many examples and sentences of its own as the published figures needed. A longer prompt goes on with those of other
+questions of its kind and half.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-import random
-import zlib
 from collections.abc import Iterator
 from typing import Literal
 
-from pypcd.evaluation.tasks.kinds import KINDS, Kind, Topic
-from pypcd.evaluation.tasks.prose import paragraphs, sentences
+from pypcd.evaluation.tasks import frozen
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
-from pypcd.evaluation.tasks.size import check_cell, largest
+from pypcd.evaluation.tasks.size import largest
 from pypcd.prompt import Prompt
 
-__all__ = ["EVERYDAY", "LEAST", "SHORT", "Asked", "Everyday", "after", "asked_of", "kind_of"]
+__all__ = ["EVERYDAY", "KINDS", "LEAST", "SHORT", "Asked", "Everyday", "Kind", "after", "kind_of", "questions_of"]
 
 SHORT = 300
 """The longest prompt with its answer that counts as short: it has a few examples, though more might fit."""
@@ -30,7 +30,42 @@ LEAST = 20.0
 """A model that gets fewer everyday questions right, in percent, tells nothing of what a setting costs there."""
 
 FEWEST = 2  # examples
-_TRIES = 50  # to draw something that was not drawn before; some topics have few questions
+
+Pair = tuple[str, str]
+"""A question and its answer. A question that ends with a line break has its answer below it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of questions.
+
+    Attributes:
+        name: of the task, after "everyday-".
+        max_tokens: the longest answer; a right one takes about half of it.
+        n_examples: of a short prompt.
+        in_lines: whether an answer may have several lines.
+    """
+
+    name: str
+    max_tokens: int
+    n_examples: int
+    in_lines: bool = False
+
+
+KINDS = (
+    Kind("facts", 12, 8),
+    Kind("json", 48, 3),
+    Kind("schema", 48, 3),
+    Kind("tools", 48, 3),
+    Kind("copy", 48, 4, in_lines=True),
+    Kind("sort", 16, 8),
+    Kind("arithmetic", 10, 8),
+    Kind("spelling", 16, 8),
+    Kind("formats", 24, 5),
+    Kind("classify", 8, 7),
+    Kind("code", 24, 4),
+    Kind("brackets", 32, 4),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +83,14 @@ class Everyday:
     metric = "accuracy"
     one_text = True
     may_exceed = False
-    n_questions = None
 
     @property
     def name(self) -> str:
         return f"everyday-{self.kind.name}" + ("-behind" if self.way == "behind" else "")
+
+    @property
+    def n_questions(self) -> int:
+        return len(questions_of(self.kind))
 
     @property
     def max_tokens(self) -> int:
@@ -63,12 +101,11 @@ class Everyday:
         return "\n\n" if self.kind.in_lines else "\n"
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        check_cell(n, n_tokens)
         made: list[Sample] = []
         size = 0
-        for i, asked in zip(range(n), asked_of(self.kind, seed)):
+        for i, asked in enumerate(frozen.asked(questions_of(self.kind), self.name, n, n_tokens, seed)):
             size = largest(
-                lambda size, i=i, asked=asked: self._sample(i, asked, size),  # type: ignore[misc]
+                functools.partial(self._sample, i, asked),
                 FEWEST,
                 n_tokens,
                 self.max_tokens,
@@ -92,62 +129,56 @@ class Everyday:
         if n_examples < size:  # as a text that was handed over, in which methods look for what the question needs
             (question, answer), *others = shots
             shots = [(f"\n\n{question}", answer), *others]
-            text = tuple(paragraphs(asked.sentences(size - n_examples)).split("\n\n"))
+            text = tuple(frozen.paragraphs(asked.sentences(size - n_examples)).split("\n\n"))
             prompt = prompt.replace(segments=text, joiner="\n\n", text_first=True)
         prompt = prompt.replace(shots=tuple(shots))
         return Sample(i, prompt, (asked.answer,), gold=after(asked.question, asked.answer), end="\n\n")
 
 
 class Asked:
-    """A question, with as many examples and as much unrelated text as are wanted: the same ones again each time."""
+    """A question, with as many examples and as much unrelated text as are wanted: the same ones again each time.
 
-    def __init__(self, topic: Topic, rng: random.Random, half: int) -> None:
-        self.question, self.answer = _drawn(topic, rng, 0, half)
-        self._rng, self._topic, self._half = rng, topic, half
-        self._examples: list[tuple[str, str]] = []
-        self._seen = {self.question}
-        self._sentences: list[str] = []
-        self._prose: Iterator[str] = sentences(random.Random(rng.random()))
+    Args:
+        kind: the rows of its kind.
+        at: which of them it is.
+    """
 
-    def examples(self, n: int) -> list[tuple[str, str]]:
-        """The n examples nearest to the question, the nearest first. The question is not among them; examples repeat only
-        where the topic has no others."""
-        while len(self._examples) < n:
-            place = len(self._examples) + 1
-            for _ in range(_TRIES):
-                question, answer = _drawn(self._topic, self._rng, place, self._half)
-                if question not in self._seen:
-                    break
-            while question == self.question:
-                question, answer = _drawn(self._topic, self._rng, place, self._half)
-            self._seen.add(question)
-            self._examples.append((question, answer))
+    def __init__(self, kind: list[frozen.Row], at: int) -> None:
+        row = kind[at]
+        self.question, self.answer = row["question"], row["answer"]
+        self._kind, self._at = kind, at
+        self._examples, self._more_examples = _pairs(row), self._borrowed()
+        self._sentences: list[str] = [*row["sentences"]]
+        self._more_sentences = frozen.unrelated(at)
+
+    def examples(self, n: int) -> list[Pair]:
+        """The n examples nearest to the question, the nearest first. The question is not among them; examples repeat only where
+        its kind and half has no others."""
+        self._examples += itertools.islice(self._more_examples, max(0, n - len(self._examples)))
         return self._examples[:n]
 
     def sentences(self, n: int) -> list[str]:
-        self._sentences += itertools.islice(self._prose, max(0, n - len(self._sentences)))
+        self._sentences += itertools.islice(self._more_sentences, max(0, n - len(self._sentences)))
         return self._sentences[:n]
 
-
-def asked_of(kind: Kind, seed: int) -> Iterator[Asked]:
-    """The questions of a kind in their order; one is asked again, after other examples, only where there are no others."""
-    seen: set[str] = set()
-    for i in itertools.count():
-        for attempt in range(_TRIES):
-            rng = random.Random(f"everyday-{kind.name} {seed} {i} {attempt}")
-            asked = Asked(kind.topic(rng), rng, i % 2)
-            if asked.question not in seen:
-                break
-        seen.add(asked.question)
-        yield asked
+    def _borrowed(self) -> Iterator[Pair]:
+        own = _pairs(self._kind[self._at])
+        others = [*self._kind[self._at + 2 :: 2], *self._kind[self._at % 2 : self._at : 2]]
+        found = {(row["question"], row["answer"]): None for row in others}
+        found.update((pair, None) for row in others for pair in _pairs(row))
+        fresh = [pair for pair in found if pair not in own and pair[0] != self.question]
+        return itertools.cycle([*fresh, *own])
 
 
-def _drawn(topic: Topic, rng: random.Random, place: int, half: int) -> tuple[str, str]:
-    """A question of a half of all questions, and its answer."""
-    while True:
-        question, answer = topic(rng, place)
-        if zlib.crc32(question.encode()) % 2 == half:
-            return question, answer
+def _pairs(row: frozen.Row) -> list[Pair]:
+    return [(question, answer) for question, answer in row["examples"]]
+
+
+@functools.cache
+def questions_of(kind: Kind) -> tuple[Asked, ...]:
+    """All questions of a kind, in the published order."""
+    of_kind = [row for row in frozen.rows("everyday") if row["kind"] == kind.name]
+    return tuple(Asked(of_kind, at) for at in range(len(of_kind)))
 
 
 def after(question: str, answer: str) -> str:

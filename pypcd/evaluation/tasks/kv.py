@@ -11,7 +11,7 @@ import dataclasses
 import math
 import random
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pypcd.errors import InputError
 from pypcd.evaluation.tasks.metrics import KV_SEPARATORS, word_match
@@ -54,7 +54,10 @@ class KV:
     metric = "accuracy"
     one_text = True
     stop = ""
-    n_questions = None
+
+    @property
+    def n_questions(self) -> int | None:
+        return None
 
     @property
     def may_exceed(self) -> bool:
@@ -86,14 +89,18 @@ class KV:
         for i in range(n):
             pairs = self._pairs(rng, n_pairs)
             at = round(self.depths[i % len(self.depths)] * (n_pairs - 1)) if self.depths else i * n_pairs // n
-            key, value = pairs[at]
-            prompt = Prompt(
-                before=self.before + "JSON data:\n{",
-                segments=tuple(f'"{k}": "{v}"' for k, v in pairs),
-                joiner=", ",
-                after=f'}}\n\n\nKey: "{key}"\nThe value associated with the specified key is: {self.after}',
-            )
-            yield Sample(i, prompt, (value,), at / max(n_pairs - 1, 1), {"nearest": pairs[-1][1]})
+            yield self.question(i, pairs, at)
+
+    def question(self, i: int, pairs: Sequence[tuple[str, str]], at: int) -> Sample:
+        """Question i, for the value of one of the pairs."""
+        key, value = pairs[at]
+        prompt = Prompt(
+            before=self.before + "JSON data:\n{",
+            segments=tuple(f'"{k}": "{v}"' for k, v in pairs),
+            joiner=", ",
+            after=f'}}\n\n\nKey: "{key}"\nThe value associated with the specified key is: {self.after}',
+        )
+        return Sample(i, prompt, (value,), at / max(len(pairs) - 1, 1), {"nearest": pairs[-1][1]})
 
     def score(self, prediction: str, sample: Sample) -> float:
         return word_match(prediction, sample.answers[0], self.separators)

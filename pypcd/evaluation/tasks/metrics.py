@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import collections
-import functools
-import logging
 import re
-import string
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-from pypcd.extras import require
 
 __all__ = [
     "KV_SEPARATORS",
     "any_match",
     "first_named",
     "list_f1",
-    "qa_f1",
-    "qa_f1_zh",
     "recall",
     "same_sentence",
     "set_f1",
     "word_match",
-    "wrong_values",
 ]
 
 KV_SEPARATORS = ("\n", ":", '"', "'", ".", ",", "?", "!", "{", "}")
-
-# LongBench's list, in its metrics.py; 《 and · are not in it
-CHINESE_PUNCTUATION = "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."
 
 
 def word_match(prediction: str, answer: str, separators: Iterable[str] = KV_SEPARATORS) -> float:
@@ -66,20 +53,6 @@ def set_f1(prediction: str, references: Sequence[str]) -> float:
     return _f1(len(items.intersection(references)), len(items), len(references))
 
 
-def qa_f1(prediction: str, answers: Sequence[str]) -> float:
-    """LongBench's qa_f1_score: F1 over words, without punctuation and articles; the best of the answers counts."""
-    return max(_bag_f1(_english_words(prediction), _english_words(answer)) for answer in answers)
-
-
-def qa_f1_zh(prediction: str, answers: Sequence[str]) -> float:
-    """LongBench's qa_f1_zh_score: F1 over jieba's words, without punctuation; the best of the answers counts.
-
-    Raises:
-        PCDError: jieba is not installed.
-    """
-    return max(_bag_f1(_chinese_words(prediction), _chinese_words(answer)) for answer in answers)
-
-
 def first_named(prediction: str, answer: str, others: Sequence[str] = (), spelt: str = "") -> float:
     """1 if the prediction's first line names the answer, and none of the others before it; upper or lower case.
 
@@ -99,20 +72,6 @@ def first_named(prediction: str, answer: str, others: Sequence[str] = (), spelt:
     if is_number and given != spelt.casefold():
         return float(_number(given) == _number(answer))
     return float(given in (answer.casefold(), spelt.casefold()))
-
-
-def wrong_values(values: Iterable[str], answer: str, question: str) -> tuple[str, ...]:
-    """The others of first_named(): the values but for the answer and those that the question itself names. If the answer is a
-    number there are none, since every other number is wrong."""
-    if answer[:1].isdigit():
-        return ()
-    return tuple(
-        sorted(
-            value
-            for value in {*values}
-            if value != answer and not re.search(rf"(?<!\w){re.escape(value)}(?!\w)", question, re.IGNORECASE)
-        )
-    )
 
 
 def same_sentence(prediction: str, answer: str) -> float:
@@ -137,29 +96,6 @@ def _number(text: str) -> float | None:
 
 def _without_control_characters(prediction: str) -> str:
     return re.sub(r"[\x00-\x1f]", "\n", prediction)
-
-
-def _english_words(text: str) -> list[str]:
-    text = "".join(c for c in text.lower() if c not in string.punctuation)
-    return re.sub(r"\b(a|an|the)\b", " ", text).split()
-
-
-def _chinese_words(text: str) -> list[str]:
-    dropped = {*string.punctuation, *CHINESE_PUNCTUATION}
-    words = ("".join("".join(c for c in word.lower() if c not in dropped).split()) for word in _jieba().lcut(text))
-    return [word for word in words if word]
-
-
-@functools.cache
-def _jieba() -> Any:
-    jieba = require("jieba", "the metric for Chinese answers")
-    jieba.setLogLevel(logging.WARNING)  # it reports every load of its dictionary
-    return jieba
-
-
-def _bag_f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
-    common = collections.Counter(prediction) & collections.Counter(answer)
-    return _f1(sum(common.values()), len(prediction), len(answer))
 
 
 def _f1(n_right: int, n_given: int, n_wanted: int) -> float:

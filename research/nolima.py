@@ -6,6 +6,8 @@ questions, evaluation/async_evaluate.py scores the answers ("contains", as in al
 the needle into a book. Its licence allows research that is not commercial, and nothing of it is here: needles, questions and
 books come from files, and so does the text around them. A needle set without such a text gets one of ours.
 
+The folder is given by `python -m research.eval … --data FOLDER`, or in the environment as NOLIMA, which other processes inherit.
+
 Two things differ. The book is shown from its beginning in whole lines, while NoLiMa cuts at tokens. Our own random numbers draw the
 questions, which are fewer than NoLiMa's: it asks each at 26 depths in each of five books.
 """
@@ -14,14 +16,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
+import os
 import pathlib
 import random
 import re
 from typing import Any
 
+from pypcd import files
 from pypcd.errors import InputError
-from pypcd.evaluation.tasks.rows import FromFile, Row, found_in, read_rows
+from pypcd.evaluation.tasks import register
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
 from pypcd.evaluation.tasks.size import check_cell, largest
 from pypcd.prompt import Prompt
@@ -46,19 +49,16 @@ TEMPLATE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class NoLiMa(FromFile):
+class NoLiMa:
     """NoLiMa's questions, in turn, at one of 26 depths of a book. Question i is the same at every length: the same needle with
     the same name, at the same depth of the same book.
 
     Args:
-        data: a folder with needlesets/needle_set.json and haystack/rand_shuffle, or another needle set in its needlesets.
-
-    Raises:
-        ValueError: data is None: nothing is downloaded.
-        FileNotFoundError: there is no such file or folder, or the folder has no needle set, or there is no book.
+        data: a folder with needlesets/needle_set.json and haystack/rand_shuffle, or another needle set in its needlesets;
+            None: what the environment's NOLIMA names.
     """
 
-    data: str | pathlib.Path | None
+    data: str | pathlib.Path | None = None
 
     name = "nolima"
     metric = "accuracy"
@@ -66,19 +66,21 @@ class NoLiMa(FromFile):
     one_text = True
     stop = ""
     may_exceed = False
-
-    def __post_init__(self) -> None:
-        self._books_of(self._find())
-
-    @property
-    def n_questions(self) -> None:
-        return None
+    n_questions = None
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
+        """As Task.samples().
+
+        Raises:
+            ValueError: there are no data, a needle is not one, or a book is too short.
+            FileNotFoundError: there is no such file or folder, or the folder has no needle set, or there is no book.
+        """
         check_cell(n, n_tokens)
+        path = self._needle_set()
+        books = _books_of(path)
         cases = [
             (entry, question, test)
-            for _, entry in self._rows
+            for entry in _entries(path)
             for question in entry["questions"]
             for test in entry["tests"]
         ]
@@ -86,7 +88,7 @@ class NoLiMa(FromFile):
         made: list[Sample] = []
         size = 1
         for i in range(n):
-            asked = _Asked(*cases[i % len(cases)], self._books, random.Random(f"{self.name} {seed} {i}"))
+            asked = _Asked(*cases[i % len(cases)], books, random.Random(f"{self.name} {seed} {i}"))
             make = functools.partial(asked.sample, i)
             size = largest(make, 1, n_tokens, self.max_tokens, tokenizer, near=size, most=len(asked.lines))
             made.append(make(size))
@@ -102,27 +104,46 @@ class NoLiMa(FromFile):
         """1 if the prediction contains the name."""
         return float(sample.answers[0] in prediction)
 
-    def data_sha256(self) -> str:
-        """The SHA-256 of the needle set and all books."""
-        contents = (self._content(), *(path.read_bytes() for path in self._books))
-        return hashlib.sha256("".join(hashlib.sha256(content).hexdigest() for content in contents).encode()).hexdigest()
-
-    def _find(self) -> pathlib.Path:
-        return found_in(self.data, FILES, self.name, GIVE)
-
-    def _parsed(self, content: bytes, path: pathlib.Path) -> list[Row]:
-        return read_rows(content, path, _is_row, A_ROW, GIVE)
-
-    @functools.cached_property
-    def _books(self) -> tuple[pathlib.Path, ...]:
-        return self._books_of(self._path)
-
-    def _books_of(self, path: pathlib.Path) -> tuple[pathlib.Path, ...]:
-        folder = path.absolute().parent.parent / BOOKS
-        found = tuple(sorted(folder.glob("*.txt")))
+    def _needle_set(self) -> pathlib.Path:
+        data = self.data or os.environ.get("NOLIMA")
+        if not data:
+            raise InputError(f"nolima has no data; give {GIVE}")
+        path = pathlib.Path(data).expanduser()
+        found = [file for file in (path, *(path / name for name in FILES)) if file.is_file()]
         if not found:
-            raise FileNotFoundError(f"there is no book (*.txt) in {folder}; give {GIVE}")
-        return found
+            what = f"{' or '.join(FILES)} is missing in" if path.exists() else "there is no"
+            raise FileNotFoundError(f"{what} {path}; give {GIVE}")
+        return found[0]
+
+
+def _books_of(path: pathlib.Path) -> tuple[pathlib.Path, ...]:
+    folder = path.absolute().parent.parent / BOOKS
+    found = tuple(sorted(folder.glob("*.txt")))
+    if not found:
+        raise FileNotFoundError(f"there is no book (*.txt) in {folder}; give {GIVE}")
+    return found
+
+
+def _entries(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The needles of a set.
+
+    Raises:
+        ValueError: it is no JSON list of needles; the message says which is not.
+    """
+    try:
+        entries = files.parsed(path.read_bytes())
+    except ValueError:
+        entries = None
+    if not isinstance(entries, list) or not entries:
+        raise InputError(f"{path} is no JSON list of needles; give {GIVE}")
+    for k, entry in enumerate(entries, 1):
+        try:
+            ok = _is_row(entry)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            ok = False
+        if not ok:
+            raise InputError(f"row {k} of {path} is not {A_ROW}")
+    return entries
 
 
 class _Asked:
@@ -186,3 +207,6 @@ def _is_row(row: Any) -> bool:
         and "{question}" in template
         and "distractors" not in row
     )
+
+
+register(NoLiMa())

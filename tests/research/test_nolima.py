@@ -11,8 +11,8 @@ from fake_tokenizer import Pieces, Words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pypcd.evaluation import Plan, counts_of, tasks_of
-from pypcd.evaluation.tasks.nolima import NoLiMa
+from pypcd.evaluation import task
+from research.nolima import NoLiMa
 
 SET = "needlesets/needle_set.json"
 BOOKS = "haystack/rand_shuffle"
@@ -177,17 +177,21 @@ def test_data_is_a_folder_or_a_needle_set(tmp_path: Path) -> None:
         for data in (folder, repository, hard)
     ]
     assert ids == [{"0401", "0402"}, {"0401", "0402"}, {"0402"}]
-    plan = Plan("demo", ("nolima", "kv-short"), ("greedy",), (1024,), n=99, data=str(folder))
-    assert counts_of(plan) == {"nolima": 99, "kv-short": 99}
-    assert tasks_of(plan)["nolima"] == NoLiMa(str(folder))
 
 
-def test_the_hash_is_of_needles_and_books(tmp_path: Path) -> None:
-    hashes = {NoLiMa(_write(tmp_path)).data_sha256()}
-    hashes.add(NoLiMa(_write(tmp_path, n_lines=401)).data_sha256())
-    hashes.add(NoLiMa(_write(tmp_path, ENTRIES[:1])).data_sha256())
-    assert len(hashes) == 3
-    assert NoLiMa(_write(tmp_path)).data_sha256() in hashes
+def test_the_folder_may_be_named_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOLIMA", raising=False)
+    with pytest.raises(ValueError, match="nolima has no data; give a folder with needlesets"):
+        task("nolima").samples(1, 700, Words(), 0)
+    monkeypatch.setenv("NOLIMA", str(_write(tmp_path)))
+    assert task("nolima").samples(3, 700, Words(), 0) == NoLiMa(tmp_path).samples(3, 700, Words(), 0)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[{]", "[" * 9999])
+def test_what_is_no_list_of_needles_is_named(text: str, tmp_path: Path) -> None:
+    (_write(tmp_path) / SET).write_text(text)
+    with pytest.raises(ValueError, match=r"needle_set.json is no JSON list of needles; give a folder with"):
+        NoLiMa(tmp_path).samples(1, 700, Words(), 0)
 
 
 def _without(key: str) -> dict[str, Any]:
@@ -238,4 +242,4 @@ def test_what_is_missing_is_named(missing: str, named: str, tmp_path: Path) -> N
     (tmp_path / BOOKS / "b.txt").unlink()
     (tmp_path / missing).unlink()
     with pytest.raises(FileNotFoundError, match=named):
-        NoLiMa(tmp_path)
+        NoLiMa(tmp_path).samples(1, 700, Words(), 0)

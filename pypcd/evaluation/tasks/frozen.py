@@ -1,0 +1,73 @@
+"""Questions written once and kept in `data`: JSON objects, one a line, compressed.
+
+They are the questions of the published figures. The code that drew them is in the history, up to the commit that added the files.
+"""
+
+from __future__ import annotations
+
+import bz2
+import functools
+import itertools
+import json
+import pathlib
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+from pypcd.errors import InputError
+from pypcd.evaluation.tasks.size import check_cell
+
+__all__ = ["Row", "asked", "in_order", "paragraphs", "rows", "unrelated"]
+
+T = TypeVar("T")
+Row = dict[str, Any]
+
+DATA = pathlib.Path(__file__).with_name("data")
+
+
+@functools.cache
+def rows(file: str) -> tuple[Row, ...]:
+    """The rows of a file in `data`."""
+    with bz2.open(DATA / f"{file}.jsonl.bz2", "rt", encoding="utf-8") as lines:
+        return tuple(map(json.loads, lines))
+
+
+def in_order(questions: Sequence[T], seed: int) -> list[T]:
+    """Questions in the order of a seed. 0 is the published order; another seed mixes the questions with even numbers and those with
+    odd ones, each among themselves, so that a question stays in its half."""
+    if seed == 0:
+        return list(questions)
+    rng = random.Random(seed)
+    mixed = [*questions]
+    for half in (0, 1):
+        mixed[half::2] = rng.sample(questions[half::2], len(questions[half::2]))
+    return mixed
+
+
+def asked(questions: Sequence[T], name: str, n: int, n_tokens: int, seed: int) -> list[T]:
+    """The first n questions in the order of a seed.
+
+    Raises:
+        ValueError: there are fewer, or n or n_tokens is not an integer of at least 1.
+    """
+    check_cell(n, n_tokens)
+    if n > len(questions):
+        raise InputError(f"n is {n}; allowed: 1 to {len(questions)}, the questions of {name}")
+    return in_order(questions, seed)[:n]
+
+
+def unrelated(at: int) -> Iterator[str]:
+    """Sentences that answer no question, without end: a pool that begins at another place for each number."""
+    pool = _pool()
+    return itertools.islice(itertools.cycle(pool), at * 997 % len(pool), None)
+
+
+@functools.cache
+def _pool() -> tuple[str, ...]:
+    return tuple(dict.fromkeys(sentence for row in rows("everyday") for sentence in row["sentences"]))
+
+
+def paragraphs(sentences: Sequence[str], n_sentences: int = 5) -> str:
+    """The sentences as text, five in a paragraph."""
+    starts = range(0, len(sentences), n_sentences)
+    return "\n\n".join(" ".join(sentences[i : i + n_sentences]) for i in starts)
