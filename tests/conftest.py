@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
 FAST_FOLDERS = {"settings", "decode"}
 FAST_MODULES = {
     "api", "auto", "balance", "cli_tune", "constrained", "constraint", "context", "cpp", "decay", "docs", "dola",
-    "exports", "floors", "gate0", "graphs", "graphwalks", "kv", "layers", "limits", "metrics",
+    "exports", "floors", "gate0", "graphwalks", "kv", "layers", "limits", "metrics",
     "nocache", "nolima", "packaging", "places", "progress", "report", "import_layers", "public", "ruler", "salience", "sampler", "sequences",
     "spectrum", "stats", "table", "tap", "tasks",
 }  # fmt: skip

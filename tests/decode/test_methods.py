@@ -55,11 +55,16 @@ def tokens_of(llm: pypcd.Llama, prompt: Prompt = PROMPT) -> list[int]:
 # -- rows ------------------------------------------------------------------------------------------------------------
 
 
-def test_greedy_is_what_llama_cpp_generates(llm: pypcd.Llama) -> None:
-    tokens, _ = rows_of(parse("greedy"), llm)
+@pytest.mark.parametrize(
+    "name", ["greedy", "pcd", "pcd:cache=separate", "pcd:window:window=16", "pcd:cautious", "pcd:blog"]
+)
+def test_an_answer_is_what_llama_generates_with_that_setting(name: str, llm: pypcd.Llama) -> None:
+    method = parse(name)
+    tokens, _ = rows_of(method, llm)
     llm.reset()
-    generated = llm.generate(tokens_of(llm), temp=0.0)
+    generated = llm.generate(tokens_of(llm), temp=0.0, pcd=False if name == "greedy" else method.rows.pcd)
     assert tokens == [next(generated) for _ in tokens]
+    assert llm.pcd is None
 
 
 @pytest.mark.parametrize("name", ["greedy", "sample:seed=3", "beam:2", "pcd", "segr+greedy"])
@@ -79,18 +84,6 @@ def test_a_stop_text_ends_an_answer_and_is_no_part_of_it(name: str, llm: pypcd.L
     assert method.generate(llm, PROMPT, max_tokens=12, stop="no such text").text == whole.text
 
 
-def test_without_a_stop_text_each_token_is_read_once(llm: pypcd.Llama, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-
-    def counted(llm: pypcd.Llama, token: int) -> bytes:
-        read.append(token)
-        return token_bytes(llm, token)
-
-    monkeypatch.setattr("pypcd.decode.method.token_bytes", counted)
-    answer = parse("greedy").generate(llm, PROMPT, max_tokens=12)
-    assert tuple(read) == answer.tokens
-
-
 def test_a_contrasted_answer_says_what_pcd_did_as_the_model_itself_does(llm: pypcd.Llama) -> None:
     setting, text = "window:window=16:relative_top=0.5:evaluation=fused", PROMPT.whole
     answer = parse(f"pcd:{setting}").generate(llm, text, max_tokens=24)
@@ -105,16 +98,6 @@ def test_white_space_before_an_answer_does_not_end_it() -> None:
     assert _place(b"\n\n Rome\nQ", "\n") == 7 and _place(b"\n \n", "\n") is None
     assert _place(b"Rome", "\n") is None and _place(b"Rome\n", "") is None
     assert _place(b"a\nb\n\nc", "\n\n") == 3
-
-
-@pytest.mark.parametrize("setting", ["pcd", "pcd:cache=separate", "pcd:window:window=16", "pcd:cautious", "pcd:blog"])
-def test_pcd_is_what_llama_generates_with_that_setting(setting: str, llm: pypcd.Llama) -> None:
-    method = parse(setting)
-    tokens, _ = rows_of(method, llm)
-    llm.reset()
-    generated = llm.generate(tokens_of(llm), temp=0.0, pcd=method.rows.pcd)
-    assert tokens == [next(generated) for _ in tokens]
-    assert llm.pcd is None
 
 
 def test_cad_is_two_contexts_apart(tiny: Tiny, load: Load, llm: pypcd.Llama) -> None:

@@ -6,22 +6,12 @@ import ctypes
 import math
 from typing import Any, get_args
 
-import llama_cpp
 import numpy as np
 import pytest
 import reference
 from batches import (
-    CACHES,
     EVALUATIONS,
-    OK,
-    Native,
     Setting,
-    check_seen,
-    decode_batch,
-    decode_in,
-    same_rows,
-    set_seq,
-    turn_on,
 )
 from conftest import TOKENS, Load, Tiny, check_rows
 from hypothesis import given
@@ -97,18 +87,6 @@ def test_a_large_vocabulary(apart: float) -> None:
     check_jsd(first, second, reference.jsd(first.astype(float), second.astype(float)))
 
 
-@given(seeds, sizes, spreads, gaps, st.integers(-40, 40), st.integers(-40, 40))
-def test_a_constant_added_to_either_row_changes_nothing(
-    seed: int, n: int, spread: float, apart: float, a: int, b: int
-) -> None:
-    first, second = random_rows(seed, n, spread, apart)
-    wanted = reference.jsd(first.astype(float), second.astype(float))
-    assert jsd(first + float(a), second + float(b)) == pytest.approx(wanted, abs=1e-5)  # float32 rounds the sums
-    assert jsd(first.astype(float) + a, second.astype(float) + b) == pytest.approx(wanted, abs=1e-9)
-    rounding = 4 * float(np.finfo(np.float32).eps * (np.abs(first).max() + np.abs(second).max() + 80))
-    assert c_strength(first + np.float32(a), second + np.float32(b)) == pytest.approx(wanted, abs=EXACT + rounding)
-
-
 MASKS = [-np.inf, np.nan, -3.4e38, -1e31, np.inf, 3.4e38]
 
 
@@ -145,15 +123,6 @@ def test_strength_is_beta_times_the_measure() -> None:
         assert c_strength(first, second, beta) == pytest.approx(wanted, abs=beta * EXACT)
     with pytest.raises(ValueError, match="adaptive is 'jds'"):
         strength(first, second, adaptive="jds")
-
-
-@given(seeds, sizes, spreads, st.floats(0, 1000, width=32), st.integers(1, 60))
-def test_equal_rows_give_the_plain_row(seed: int, n: int, spread: float, beta: float, gamma: int) -> None:
-    first, _ = random_rows(seed, n, spread, 0.0)
-    assert jsd(first, first) == pytest.approx(0.0, abs=1e-12) and c_strength(first, first, beta) == 0.0
-    got = contrast(first, first, beta=beta, gamma=gamma, adaptive="jsd")
-    kept = np.isfinite(got)
-    np.testing.assert_allclose(got[kept], first[kept], rtol=1e-9)
 
 
 @given(seeds, st.integers(2, 400), gaps, st.floats(0, 10, width=32), st.integers(2, 60))
@@ -196,26 +165,6 @@ def test_the_strength_of_a_step_can_be_read(tiny: Tiny, load: Load) -> None:
     llm.reset()
     llm.eval(TOKENS[:10])
     assert math.isnan(_native.pcd_get_strength_ith(llm.ctx, -1))
-
-
-@pytest.mark.parametrize("evaluation", EVALUATIONS)
-@pytest.mark.parametrize("cache", CACHES)
-def test_each_sequence_may_be_adaptive_or_not(cache: str, evaluation: str, native: Native) -> None:
-    base: Setting = {"cache": cache, "evaluation": evaluation}
-    own: list[Setting] = [{}, STRONG, {"beta": 1.0}, {"adaptive": "jsd"}, {**STRONG, "gamma": 4}]
-    together, alone = native("llama", {**base, "beta": 2.0}, n_seq_max=5), native("llama", base)
-    for seq, setting in enumerate(own):
-        assert set_seq(together, seq, {**base, **setting}) == OK
-    texts = [[TOKENS[(11 * seq + 7 * i) % 120] for i in range(9)] for seq in range(5)]
-    assert (
-        decode_batch(together, [(t, p, [s], p == 8) for s, text in enumerate(texts) for p, t in enumerate(text)]) == 0
-    )
-    for seq, setting in enumerate(own):
-        turn_on(alone, {**base, **setting})
-        llama_cpp.llama_memory_clear(alone.memory, True)
-        decode_in([alone], texts[seq])
-        same_rows(together, alone.rows(), 9 * seq + 8)
-        check_seen(together, 9 * seq + 8, setting)
 
 
 # -- explained ---------------------------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, reference, run_python
-from limits import allowed_nmse, nmse
+from conftest import Tiny, run_python
 
 import pypcd
 from pypcd import engine
@@ -341,19 +340,6 @@ def test_the_argument_is_in_force_for_its_model_alone_if_it_is_false(coarse: Pat
     engine.configure_amx()
     found = buffers(coarse, "False,pypcd")
     assert found[0] == "CPU" and set(found[1:]) & {"AMX", "CPU_REPACK"}
-
-
-def test_kernels_differ_by_rounding_alone(tiny: Tiny) -> None:
-    """Every way to keep these weights is about as near to float64 as the plain one."""
-    path, rows = tiny("llama", weight_type="Q4_0", n_embd=256), {}
-    for extra in (None, False):
-        llm = pypcd.Llama(path, n_ctx=256, n_threads=1, n_gpu_layers=0, use_extra_bufts=extra, logits_all=True)
-        llm.eval(TOKENS)
-        rows[extra] = np.array(llm.scores[: len(TOKENS)], np.float64)
-        llm.close()
-    exact = reference(path, cpu_rounding=True).standard(TOKENS)
-    every, plain = nmse(rows[None], exact), nmse(rows[False], exact)
-    assert every <= allowed_nmse(plain) < 0.1, (every, plain)
 
 
 # --- the cure of compilers that break it ---

@@ -113,14 +113,6 @@ def test_an_offset_between_limits_that_are_turned_around_is_none() -> None:
     assert min(widest) < -(2**29) and max(widest) > 2**29
 
 
-def test_memory_that_cannot_be_filled_is_not_cleared(native: Native) -> None:
-    context = native("lfm2")
-    decode_in([context], TOKENS[:9])
-    before = context.span()
-    assert _native.pcd_fill_cells(context.ctx, 100) == 0
-    assert context.span() == before == (8, 8)
-
-
 # -- models that do not exist yet --------------------------------------------------------------------------------------
 
 REFUSALS = """

@@ -1,4 +1,4 @@
-"""evaluation="auto": its rule; the tokens of all ways; and graphs that take turns."""
+"""evaluation="auto": its rule, and graphs that take turns."""
 
 from __future__ import annotations
 
@@ -8,41 +8,13 @@ from typing import Any
 
 import llama_cpp
 import pytest
-from batches import OK, Native, decode_batch, same_rows, set_seq, turn_on
-from conftest import TOKENS, Load, Tiny, greedy, run_python
-from tiny_gguf import HYBRID_ARCHS
+from batches import OK, Native, decode_batch, decode_in, same_rows, set_seq, turn_on
+from conftest import TOKENS, Load, Tiny, run_python
 
 import pypcd
 from pypcd.decode import Session
-from pypcd.engine import _bindings as _native
 
-# --- the tokens ---
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {},
-        {"relative_top": 0.1},
-        {"relative_top": 0.6, "gamma": 50},
-        {"cache": "shared", "relative_top": 0.3},
-        {"cache": "separate", "relative_top": 0.3},
-        {"perturbation": "none", "window": 20, "relative_top": 0.3},
-        {"gamma": 1},
-        {"adaptive": "jsd", "beta": 5.0},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("arch", ["llama", "qwen2vl", "gemma3", "smollm3", "stablelm", *HYBRID_ARCHS])
-def test_the_tokens_do_not_depend_on_the_evaluation(arch: str, setting: dict[str, Any], tiny: Tiny, load: Load) -> None:
-    if arch in HYBRID_ARCHS:
-        setting = {**setting, "cache": "shared"}  # they have no second state
-    answers = []
-    for evaluation in ("auto", "fused", "alternate"):
-        llm = load(tiny(arch), {**setting, "evaluation": evaluation})
-        answers.append(greedy(llm, 40))
-    assert answers[0] == answers[1] == answers[2]
-
+# --- the rule ---
 
 CUT, FLOOR = {"relative_top": 0.3}, {"min_entropy": 0.5}
 
@@ -166,36 +138,6 @@ def test_memory_of_graphs_that_take_turns_is_small_counted_and_freed(native: Nat
     assert graph_bytes() == 0
 
 
-def test_second_keys_that_are_derived_leave_the_kept_graphs_alone(native: Native) -> None:
-    """They are derived in llama.cpp's own scheduler, so its own graph alone is built anew."""
-    context, fused = (native("llama", {"evaluation": e}, n_seq_max=2) for e in ("alternate", "fused"))
-    for one in (context, fused):
-        one.decode(TOKENS[:20])
-        for token in TOKENS[20:24]:
-            one.decode([token])
-        state = one.save(0)
-        before = one.n_reused, one.stats.n_derived
-        one.restore(state, 1)
-        for token in TOKENS[24:28]:
-            one.decode([token])
-        assert one.stats.n_derived == before[1] + 1
-        assert one.n_reused - before[0] == (7 if one is context else 3)
-    same_rows(context, fused)
-
-
-def test_the_last_graph_is_the_one_that_was_computed_last(native: Native) -> None:
-    """Also where it has a scheduler of its own."""
-    sizes = {}
-    for evaluation, of in (("fused", (2, 1)), ("auto", (2, 1)), ("alternate", (1, 1))):
-        context = native("llama", {"evaluation": evaluation, "cache": "shared"})
-        context.decode(TOKENS[:50])
-        context.decode(TOKENS[50:51])
-        stats = _native.pcd_get_graph_stats(context.ctx)
-        assert (stats.n_tokens, stats.n_twins) == of and stats.n_splits == 1
-        sizes[evaluation] = stats.bytes_out, stats.n_nodes
-    assert sizes["fused"] == sizes["auto"] and sizes["fused"][0] == 2 * sizes["alternate"][0]
-
-
 FREED = """
 import sys
 import pypcd, llama_cpp
@@ -222,44 +164,19 @@ def test_a_context_with_kept_graphs_is_freed_as_a_whole(tiny: Tiny) -> None:
 
 
 def test_kept_graphs_outlive_nothing_that_they_depend_on(native: Native) -> None:
-    """Rows as in a context that fuses, while positions shift, tables, second keys and attention change, and the context
-    grows past a block of cells."""
-    turns, fused = (native("llama", {"evaluation": e}, n_ctx=1024) for e in ("alternate", "fused"))
+    """Rows as in a context that fuses, when llama.cpp makes its scheduler anew, and when the context grows past a block of cells."""
+    both = [native("llama", {"evaluation": evaluation}, n_ctx=1024) for evaluation in ("alternate", "fused")]
 
     def step(n: int = 3) -> None:
         for token in (TOKENS * 9)[:n]:
-            for context in (turns, fused):
-                assert context.decode([token]) == 0
-            same_rows(turns, fused)
+            decode_in(both, [token])
+            same_rows(*both)
 
-    def both(setting: dict[str, Any]) -> None:
-        for context, evaluation in ((turns, "alternate"), (fused, "fused")):
-            turn_on(context, {**setting, "evaluation": evaluation})
-
-    for context in (turns, fused):
-        context.decode(TOKENS[:30])
+    decode_in(both, TOKENS[:30])
     step(5)
-    both({"alpha": 0.4})
-    step()
-    both({"cache": "shared", "window": 12})
-    step()
-    both({"window": 12, "n_sink": 0})
-    step()
-    both({})
-    step()
-    for context in (turns, fused):
-        llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, 4)
-        llama_cpp.llama_memory_seq_add(context.memory, 0, 4, -1, -4)
-    step()
-    for causal in (False, True):  # llama.cpp makes its scheduler anew
-        for context in (turns, fused):
+    for causal in (False, True):
+        for context in both:
             llama_cpp.llama_set_causal_attn(context.ctx, causal)
     step()
-    for context in (turns, fused):
-        context.decode((TOKENS * 3)[: 254 - context.span()[1]], out=[])
+    decode_in(both, (TOKENS * 3)[: 254 - both[0].span()[1]], out=[])
     step(8)
-    both({"cache": "separate"})
-    for context in (turns, fused):
-        llama_cpp.llama_memory_clear(context.memory, True)
-        context.decode(TOKENS[:30])
-    step()

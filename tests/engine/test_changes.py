@@ -66,15 +66,6 @@ def test_the_setting_in_force_is_the_librarys(tiny: Tiny, load: Any) -> None:
     check_rows(llm, tiny("llama"), TOKENS[:21])
 
 
-def test_a_field_that_the_context_refuses_leaves_the_setting(tiny: Tiny, load: Any) -> None:
-    llm = load(tiny("lfm2"), {"beta": 1.5})
-    with pytest.raises(pypcd.UnsupportedError, match="recurrent layers"):
-        llm.pcd = {"cache": "separate"}
-    assert llm.pcd == pypcd.PCDConfig(beta=1.5)
-    llm.eval(TOKENS[:20])
-    check_rows(llm, tiny("lfm2"), TOKENS[:20])
-
-
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
@@ -103,18 +94,6 @@ def test_a_check_changes_nothing(arch: str, native: Native) -> None:
         for each in (context, alone):
             _native.pcd_trim(each.ctx)
             llama_cpp.llama_memory_clear(each.memory, True)
-
-
-def test_a_check_knows_what_only_a_graph_shows(native: Native) -> None:
-    """Without PCD having been on: keys that are changed behind their rotation, and no rotations at all."""
-    for arch, setting, sentence in (
-        ("bloom", {}, "no rotary positions"),
-        ("lfm2", {"cache": "separate"}, "recurrent layers"),
-    ):
-        context = native(arch)
-        status, text = ask(context, setting, _native.pcd_check)
-        assert status == _native.UNSUPPORTED and sentence in text
-        assert ask(context, setting)[1] == text and read_back(context) is None
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

@@ -154,13 +154,6 @@ def test_every_status_but_ok_is_an_error_with_the_librarys_sentence(
     call(lambda ctx, buffer, n: _bindings.OK, llm)
 
 
-def test_a_sequence_out_of_range_is_a_value_error_even_before_pcd_was_on(llm: pypcd.Llama) -> None:
-    for seq_id in (-1, 192):
-        with pytest.raises(ValueError, match=f"seq_id is {seq_id}; allowed: an integer from 0 to 191"):
-            llm.set_sequence_pcd(seq_id, False)
-    llm.set_sequence_pcd(191, False)
-
-
 def test_a_closed_model_is_an_error_everywhere_and_no_crash(tiny: Tiny) -> None:
     llm = pypcd.Llama(tiny("llama"), pcd="paper", n_ctx=256, n_threads=1)
     llm.close()

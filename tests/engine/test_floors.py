@@ -32,7 +32,7 @@ from batches import (
     turn_on,
 )
 from conftest import TOKENS, Load, Tiny, check_rows, close, greedy, native_row, rounding
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from reference import bits
 
@@ -133,26 +133,6 @@ def test_a_rewind_goes_back_below_it_and_so_does_a_state(cache: str, tiny: Tiny,
     check_rows(other, path, TOKENS[:30])
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    floor=st.integers(1, 60),
-    sizes=st.lists(st.integers(1, 17), min_size=2, max_size=6),
-    cache=st.sampled_from(CACHES),
-    evaluation=st.sampled_from(WAYS),
-)
-def test_however_a_text_is_cut_into_batches(
-    floor: int, sizes: list[int], cache: str, evaluation: str, tiny: Tiny, load: Load
-) -> None:
-    path = tiny("llama")
-    llm, stock = load(path, {"cache": cache, "evaluation": evaluation, "min_context": floor}), load(path, False)
-    for end in itertools.accumulate(sizes):
-        eval_to(end, llm, stock)
-        if end < floor:
-            check_plain_as(stock, llm)
-        else:
-            check_rows(llm, path, TOKENS[:end], moved=0.0)
-
-
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_tokens_that_are_left_plain_have_a_second_stream(arch: str, evaluation: str, native: Native) -> None:
@@ -179,14 +159,6 @@ def test_embeddings_that_are_left_plain_have_a_second_stream(native: Native) -> 
     assert (context.stats.n_fallbacks, context.stats.n_caught_up) == (0, 0)
     decode_in((context, other), TOKENS[8:30])
     same_rows(context, other)
-
-
-def test_after_a_decode_that_failed_there_are_no_rows(native: Native) -> None:
-    context = native("llama", {"min_context": 30})
-    decode_in([context], TOKENS[:5])
-    assert context.row() is not None
-    assert context.decode([10**6]) != 0  # no such token
-    assert context.row() is None
 
 
 # -- min_entropy -------------------------------------------------------------------------------------------------------
@@ -312,36 +284,6 @@ def test_the_formula_in_numpy_and_the_control_contrast_the_same_rows(
 
 
 # -- several sequences -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("evaluation", WAYS)
-@pytest.mark.parametrize("cache", CACHES)
-def test_each_sequence_has_its_own(cache: str, evaluation: str, native: Native) -> None:
-    base: Setting = {"cache": cache, "evaluation": evaluation}
-    own = [*({"min_context": floor} for floor in (0, 8, 11, 100)), {"min_entropy": 100.0}, {"min_entropy": 1e-6}]
-    sequences = range(len(own))
-    together, stock = (native("llama", pcd, n_seq_max=len(own)) for pcd in (base, None))
-    alone = native("llama", base)
-    for seq, floor in enumerate(own):
-        assert set_seq(together, seq, {**base, **floor, "beta": 1.0}) == OK
-    texts = [[TOKENS[(11 * seq + 7 * i) % 120] for i in range(12)] for seq in sequences]
-    for part in (range(9), range(9, 10), range(10, 11), range(11, 12)):
-        entries = [(texts[s][p], p, [s], p == part[-1]) for s in sequences for p in part]
-        assert decode_batch(together, entries) == decode_batch(stock, entries) == 0
-        wanted = [i for i, entry in enumerate(entries) if entry[3]]
-        for seq, i in enumerate(wanted):
-            if own[seq].get("min_entropy") == 100:
-                assert together.is_plain(i)
-                close(together.seen(i), stock.seen(i), together.limit)
-            elif part[-1] + 1 < own[seq].get("min_context", 0):
-                check_plain(together, together.seen(i), i)
-                check_plain(together, together.seen(i), seq - len(own))
-                close(together.seen(i), stock.seen(i), together.limit)
-            else:
-                llama_cpp.llama_memory_clear(alone.memory, True)
-                decode_in([alone], texts[seq][: part[-1] + 1])
-                same_rows(together, alone.rows(), i)
-                check_seen(together, i, {"beta": 1.0})
 
 
 # -- min_first_entropy: the first token's row decides for the answer -----------------------------------------------------
@@ -579,25 +521,6 @@ def test_only_a_caller_knows_that_an_answer_is_given_anew(unlike: Unlike, native
         n_twins = context.stats.n_twins
         assert decode_batch(context, [(sure[-1], N - 1, [0], True)]) == 0
         assert context.is_plain(0) and context.stats.n_twins == n_twins + begins
-
-
-@pytest.mark.parametrize("evaluation", WAYS)
-def test_each_sequence_has_an_answer_of_its_own(evaluation: str, unlike: Unlike, native: Native) -> None:
-    sure, unsure, least = unlike
-    base: Setting = {"evaluation": evaluation}
-    context, stock = native("llama", base, n_seq_max=3), native("llama", n_seq_max=3)
-    for seq, own in enumerate((least, least, 0.0)):
-        assert set_seq(context, seq, {**base, "min_first_entropy": own, "beta": 1.0}) == OK
-    prompts = [sure, unsure, sure]
-    entries = [(prompts[s][p], p, [s], p == N - 1) for s in range(3) for p in range(N)]
-    assert decode_batch(context, entries) == decode_batch(stock, entries) == 0
-    for p in range(N, N + 4):
-        for each in (context, stock):
-            step(each, p, 0, 1, 2)
-        close(context.seen(0), stock.seen(0), context.limit)
-        assert context.is_plain(0)
-        for i in (1, 2):
-            check_seen(context, i, {"beta": 1.0})
 
 
 def test_what_another_sequence_decodes_with_pcd_off_leaves_an_answer_alone(unlike: Unlike, native: Native) -> None:

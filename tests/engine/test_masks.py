@@ -11,7 +11,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from batches import OK, SHORT_SLIDING, Native, Setting, decode_batch, set_seq, turn_off, turn_on
+from batches import OK, Native, Setting, decode_batch, set_seq, turn_off, turn_on
 from conftest import TOKENS, close, tolerance
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
@@ -240,21 +240,9 @@ OPERATIONS = st.one_of(
 )
 
 
-@pytest.mark.parametrize("name", ["shared", "rerotated", "separate", "window"])
-def test_rows_are_right_where_a_sliding_window_starts_over_in_its_cells(name: str, native: Native) -> None:
-    """200 tokens through a cache of far fewer sliding cells."""
-    pair = Pair(native, "gemma3", name, {**SHORT_SLIDING, "n_seq_max": 1}, "auto")
-    if name == "window":  # that hides nothing: L* is L
-        turn_on(pair.pcd, {**SETTINGS[name], "window": 10**6, "n_sink": 0})
-        pair.setting = {}
-    for step in range(200):
-        pair.decode(0, 1 if step % 3 else 2, True)
-    assert pair.n_rows == 200
-
-
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(operations=st.lists(OPERATIONS, min_size=6, max_size=24), evaluation=st.sampled_from(["fused", "auto"]))
+@given(operations=st.lists(OPERATIONS, min_size=6, max_size=24), evaluation=st.sampled_from(["fused", "alternate"]))
 def test_steps_see_what_is_in_memory_between_any_edits(
     form: str, operations: list[Any], evaluation: str, native: Native
 ) -> None:
@@ -280,18 +268,3 @@ def test_steps_see_what_is_in_memory_between_any_edits(
         pair.switch()
     pair.step(0, 1, 2)
     pair.step(0, 1, 2)
-
-
-def test_drafts_that_are_taken_back_leave_nothing_behind(native: Native) -> None:
-    """Several tokens of one text in a batch, of which some stay."""
-    pair = Pair(native, *FORMS["window"])
-    pair.decode(0, SHORT_TEXT, False)
-    for n_kept in (1, 3, 4, 0, 2, 1, 1, 3):
-        first = pair.stock.span(0)[1] + 1
-        tokens = [TOKENS[(first * 5 + i) % len(TOKENS)] for i in range(4)]
-        overs = [pair.oracle(0, first, tokens[: i + 1]) for i in range(4)]
-        for context in (pair.pcd, pair.stock):
-            assert context.decode(tokens, first, out=range(4)) == 0
-        for i, over in enumerate(overs):
-            pair.check(i, over)
-        pair.both(llama_cpp.llama_memory_seq_rm, 0, first + n_kept, -1)

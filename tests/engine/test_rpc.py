@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from conftest import TOKENS, Load, Tiny, native_row
-from limits import nmse
 from rpc_servers import RPCServer, needs_rpc, running
 from test_backend import PLACEMENTS, READINGS, SETTINGS, SHAPE, Case, check_rows
 
@@ -75,51 +74,11 @@ def test_the_servers_compute_and_no_other_model_does_so_there(tiny: Tiny, load: 
     assert not any(map(remote.is_connected, addresses)), "the model of this machine alone needs no server"
 
 
-@pytest.mark.parametrize(
-    "options, wanted",
-    [
-        ({}, [0, 0, 1, 1]),  # the output counts as a layer
-        ({"tensor_split": [3, 1]}, [0, 0, 0, 1]),
-        ({"tensor_split": [1, 3]}, [0, 1, 1, 1]),
-        ({"n_gpu_layers": 2}, [None, None, 0, 1]),
-    ],
-)
-def test_layers_go_to_the_servers_in_their_order(
-    options: dict[str, Any], wanted: list[int | None], tiny: Tiny, load: Load, rpc_servers: str, capfd
-) -> None:
-    load(tiny("llama", n_layer=3), rpc_servers=rpc_servers, verbose=True, **{**THERE, **options}).close()
-    said = capfd.readouterr().err
-    names = re.findall(r"using device (RPC\d+) \((\S+)\)", said)
-    assert [address for _, address in names] == rpc_servers.split(",")
-    numbers = {name: i for i, (name, _) in enumerate(names)}
-    assert [numbers.get(name) for name in re.findall(r"layer +\d+ assigned to device (\w+)", said)] == wanted
-
-
 def test_a_server_is_no_gpu_of_this_machine(tiny: Tiny, load: Load, rpc_servers: str) -> None:
     before = machine.has_gpu(), [device["name"] for device in machine.devices()]
     load(tiny("llama", **SHAPE), rpc_servers=rpc_servers, **THERE)
     assert (machine.has_gpu(), [device["name"] for device in machine.devices()]) == before
     assert machine.has_gpu({"rpc_servers": rpc_servers})
-
-
-def test_a_saved_state_is_the_same_here_and_there(tiny: Tiny, load: Load, rpc_servers: str) -> None:
-    path = tiny("llama", **SHAPE)
-    there, here = {**THERE, "rpc_servers": rpc_servers}, {"f16": True, "flash_attn": True}
-    first = load(path, **there)
-    first.eval(TOKENS)
-    state = first.save_state()
-    first.eval([5])
-    unsaved = first.pcd_logits()
-    got = []
-    for options in (there, here):
-        llm = load(path, **options)
-        llm.load_state(state)
-        llm.eval([5])
-        got.append(llm.pcd_logits())
-        assert (got[-1].standard == unsaved.standard).all()
-    assert (got[0].local == got[1].local).all()
-    # second keys are made anew, from keys that were rounded
-    assert nmse(got[0].local, unsaved.local) < 1e-4
 
 
 # -- the options -----------------------------------------------------------------------------------------------------

@@ -5,18 +5,13 @@ Second keys are the keys that twins see with cache="rerotated": the cached ones,
 from __future__ import annotations
 
 import ctypes
-import functools
-import itertools
 import sys
 from typing import Any
 
 import llama_cpp
-import numpy as np
 import pytest
 from batches import (
     OK,
-    WAYS,
-    Abort,
     Context,
     Native,
     Setting,
@@ -28,11 +23,8 @@ from batches import (
     turn_off,
     turn_on,
 )
-from conftest import SANITIZED, TOKENS, Tiny, close, expected, run_python, tolerance, turn
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from conftest import SANITIZED, TOKENS, Tiny, run_python
 
-import pypcd
 from pypcd.engine import _bindings as _native
 
 SEQUENCES = {"n_seq_max": 4, "n_ctx": 1024, "n_batch": 1024, "n_ubatch": 64}
@@ -63,179 +55,12 @@ def test_a_token_decoded_with_pcd_off_costs_one_cell(arch: str, native: Native) 
     assert derived(fresh) == 0
 
 
-def test_restoring_everything_derives_all_cells(native: Native) -> None:
-    context, fresh, stock = (native("llama", on, **SEQUENCES) for on in ({}, {}, None))
-    decode_in((context, fresh, stock), TOKENS[:50])
-    decode_in((context, fresh, stock), TOKENS[50:80], seq=1)
-    context.restore(stock.save())
-    assert derived(context) == 0
-    for n, seq in enumerate((1, 0)):
-        decode_in((context, fresh, stock), TOKENS[90 + n : 91 + n], seq=seq)
-        assert derived(context) == 80
-        check_row(context, stock, fresh)
-
-
-def test_a_shift_derives_what_moved(native: Native) -> None:
-    """Two sequences with every other cell each: the cells of the one that moves are no neighbours."""
-    context, later, stock = (native("llama", on, **SEQUENCES) for on in ({}, None, None))
-    for n in range(20):
-        for seq in (0, 1):
-            decode_in((context, later, stock), TOKENS[2 * n + seq : 2 * n + seq + 1], seq=seq)
-    for each in (context, later, stock):
-        llama_cpp.llama_memory_seq_add(each.memory, 1, 0, -1, 30)
-    turn_on(later)
-    for n, seq in enumerate((0, 1)):
-        decode_in((context, later, stock), TOKENS[60 + n : 61 + n], seq=seq)
-        check_row(context, stock, later)
-    assert (derived(context), derived(later)) == (20, 40)
-    for each in (context, later, stock):  # a cut: what is behind it moves
-        llama_cpp.llama_memory_seq_rm(each.memory, 0, 4, 8)
-        llama_cpp.llama_memory_seq_add(each.memory, 0, 8, -1, -4)
-    decode_in((context, later, stock), TOKENS[62:63], seq=0)
-    assert (derived(context), derived(later)) == (33, 53)
-    check_row(context, stock, later)
-
-
 def test_what_is_no_part_of_the_table_derives_nothing(native: Native) -> None:
     context = native("llama", {"alpha": 0.3}, **SEQUENCES)
     decode_in([context], TOKENS[:50])
     turn_on(context, {"alpha": 0.3, "beta": 1.0, "gamma": 5, "window": 20, "evaluation": "alternate"})
     decode_in([context], TOKENS[50:51])
     assert derived(context) == 0
-
-
-@pytest.mark.parametrize("way", [way for way, (_, setting, _) in WAYS.items() if "cache" not in setting])
-def test_a_decode_that_was_cut_off_leaves_its_cells_to_be_derived(way: str, native: Native) -> None:
-    """Whether or not the callback cut off the part that had stored them."""
-    arch, setting, params = WAYS[way]
-    context, fresh, stock = native(arch, setting, **params), native(arch, setting, **params), native(arch, **params)
-    decode_in((context, fresh, stock), TOKENS[:20])
-    abort = Abort(context)
-    assert abort.decode(sys.maxsize, TOKENS[20:30]) == 0
-    n_nodes = abort.n
-    for part in range(4):
-        llama_cpp.llama_memory_seq_rm(context.memory, 0, 20, -1)
-        assert abort.decode(n_nodes * part // 4, TOKENS[20:30]) == 2
-        kept = min(context.span()[1] + 1, 29)  # parts that were finished may stay
-        llama_cpp.llama_memory_seq_rm(context.memory, 0, kept, -1)
-        decode_in([context], TOKENS[kept:30])
-        if part == 0:
-            decode_in((fresh, stock), TOKENS[20:30])
-        check_row(context, stock, fresh)
-
-
-@functools.cache
-def _model(path: Any) -> Any:
-    params = llama_cpp.llama_model_default_params()
-    params.n_gpu_layers = 0
-    return llama_cpp.llama_model_load_from_file(str(path).encode(), params)
-
-
-Op = tuple[Any, ...]
-SEQ = st.integers(0, 2)
-OPS = st.one_of(
-    st.tuples(st.just("decode"), SEQ, st.integers(1, 12), st.booleans()),
-    st.tuples(st.just("rm"), SEQ, st.integers(0, 30)),
-    st.tuples(st.just("cp"), SEQ, SEQ),
-    st.tuples(st.just("add"), SEQ, st.integers(1, 9)),
-    st.tuples(st.just("save"), SEQ),
-    st.tuples(st.just("load"), SEQ),
-    st.tuples(st.just("table"), st.sampled_from([0.1, 0.2])),
-)
-
-
-class Texts:
-    """What is in memory: of each sequence its tokens, its first position, and the cell of each token."""
-
-    def __init__(self, context: Context, fresh: Context, setting: Setting) -> None:
-        self.context, self.fresh, self.alpha = context, fresh, 0.2
-        self.setting = setting
-        self.text: dict[int, list[tuple[int, int]]] = {seq: [] for seq in range(3)}  # (token, cell)
-        self.start = dict.fromkeys(range(3), 0)
-        self.stale: set[int] = set()  # cells
-        self.saved: tuple[Any, list[int], int] | None = None
-        self.cells, self.tokens = itertools.count(), itertools.cycle(TOKENS)
-
-    def decode(self, seq: int, n: int, on: bool) -> None:
-        new = [(next(self.tokens), next(self.cells)) for _ in range(n)]
-        self._turn(self.context, on)
-        before = derived(self.context)
-        in_use = {cell for text in self.text.values() for _, cell in text}
-        decode_in([self.context], [token for token, _ in new], self.start[seq] + len(self.text[seq]), seq=seq)
-        self.text[seq] += new
-        if not on:
-            self.stale |= {cell for _, cell in new}
-            return
-        assert derived(self.context) - before == len(self.stale & in_use)
-        self.stale.clear()
-        llama_cpp.llama_memory_clear(self.fresh.memory, True)
-        self._turn(self.fresh, True)
-        decode_in([self.fresh], [token for token, _ in self.text[seq]], 0)
-        close(self.context.rows(), self.fresh.rows(), self.context.limit)
-
-    def _turn(self, context: Context, on: bool) -> None:
-        if on:
-            turn_on(context, {"alpha": self.alpha, **self.setting})
-        else:
-            turn_off(context)
-
-    def rm(self, seq: int, n: int) -> None:
-        assert llama_cpp.llama_memory_seq_rm(self.context.memory, seq, self.start[seq] + n, -1)
-        self.text[seq] = self.text[seq][:n]
-
-    def cp(self, seq: int, to: int) -> None:
-        if seq != to:
-            self.rm(to, 0)
-            llama_cpp.llama_memory_seq_cp(self.context.memory, seq, to, -1, -1)
-            self.text[to], self.start[to] = list(self.text[seq]), self.start[seq]
-
-    def add(self, seq: int, by: int) -> None:
-        others = {cell for other in range(3) if other != seq for _, cell in self.text[other]}
-        own = {cell for _, cell in self.text[seq]}
-        if own and not own & others:  # a cell has one position, whoever shares it
-            llama_cpp.llama_memory_seq_add(self.context.memory, seq, 0, -1, by)
-            self.start[seq] += by
-            self.stale |= own
-
-    def save(self, seq: int) -> None:
-        if llama_cpp.llama_memory_seq_pos_max(self.context.memory, seq) != -1:
-            # a shift that is not applied yet would be lost: llama.cpp saves the keys as they are
-            self.decode(seq, 1, False)
-            self.saved = self.context.save(seq), [token for token, _ in self.text[seq]], self.start[seq]
-
-    def load(self, seq: int) -> None:
-        if self.saved:
-            state, tokens, self.start[seq] = self.saved
-            self.context.restore(state, seq)
-            self.text[seq] = [(token, next(self.cells)) for token in tokens]
-            self.stale |= {cell for _, cell in self.text[seq]}
-
-    def table(self, alpha: float) -> None:
-        if alpha != self.alpha:
-            self.stale |= {cell for text in self.text.values() for _, cell in text}
-        self.alpha = alpha
-        self._turn(self.context, True)
-
-
-@pytest.mark.parametrize("setting", [{}, {"window": 9, "n_sink": 0}], ids=["all", "window"])
-@settings(max_examples=60)
-@given(ops=st.lists(OPS, min_size=2, max_size=14))
-@example(ops=[("decode", 0, 40, False), ("decode", 2, 40, False)])  # texts that PCD was off for
-@example(ops=[("decode", 1, 30, True), ("save", 1), ("decode", 0, 30, True), ("load", 1)])
-@example(ops=[("decode", 0, 40, True), ("table", 0.1), ("decode", 0, 1, True), ("table", 0.1)])
-@example(ops=[("decode", 0, 40, True), ("cp", 0, 1), ("decode", 1, 9, False), ("rm", 1, 0)])  # nobody asks for these
-def test_any_edits_leave_the_rows_of_a_fresh_context_and_derive_no_cell_too_many(
-    setting: Setting, ops: list[Op], tiny: Tiny
-) -> None:
-    path = tiny("llama")
-    contexts = [Context(_model(path), path, {}, **SEQUENCES) for _ in range(2)]
-    try:
-        texts = Texts(*contexts, setting)
-        for name, *args in [*ops, *(("decode", seq, 5, True) for seq in range(3))]:
-            getattr(texts, name)(*args)
-    finally:
-        for context in contexts:
-            llama_cpp.llama_free(context.ctx)
 
 
 # --- memory ---
@@ -306,29 +131,6 @@ def test_assigning_a_setting_frees_what_it_does_not_need(tiny: Tiny, load: Any) 
     assert llm.pcd_stats().second_bytes == second
     llm.pcd = {"cache": "shared"}
     assert llm.pcd_stats().second_bytes == 0
-
-
-def test_the_rows_are_right_whatever_was_set_before(native: Native) -> None:
-    """Second keys that are kept hold what the setting before them wrote."""
-    kinds: list[Setting] = [
-        {},
-        {"cache": "separate"},
-        {"cache": "shared"},
-        {"type_k_over": "f16"},
-        {"cache": "separate", "type_k_over": "f16"},
-        {"perturbation": "none", "window": 8},
-    ]
-    context, stock = native("llama", **SEQUENCES), native("llama", **SEQUENCES)
-    fresh = [native("llama", setting, **SEQUENCES) for setting in kinds]
-    decode_in((context, stock, *fresh), TOKENS[:30])
-    order = [b for pair in itertools.permutations(range(len(kinds)), 2) for b in pair]
-    for n, kind in enumerate(order):
-        turn_on(context, kinds[kind])
-        decode_in((context, stock, *fresh), [TOKENS[(30 + n) % len(TOKENS)]])
-        close(context.rows()[0], stock.seen(), context.limit)
-        rows, exact = context.rows(), fresh[kind].rows()
-        coarse = np.abs(exact[0] - exact[1]).max() / 20 if "type_k_over" in kinds[kind] else 0.0
-        close(rows, exact, max(context.limit, coarse))
 
 
 def breakdown(context: Context) -> int:
@@ -486,23 +288,6 @@ def test_a_window_twin_rides_beside_turned_ones(
             decode_in([alone[seq]], [tokens[seq]], at[seq])
             at[seq] += 1
             same_rows(together, alone[seq].rows(), i)
-
-
-@pytest.mark.parametrize("setting", [{}, {"cache": "shared"}], ids=str)
-def test_rows_of_turned_and_unturned_twins_are_the_references(setting: Setting, native: Native, tiny: Tiny) -> None:
-    path = tiny("llama")
-    context, texts = native("llama", setting, **SEQUENCES), {seq: TOKENS[25 * seq : 25 * seq + 40] for seq in range(3)}
-    assert set_seq(context, 1, WINDOW) == OK
-    for seq, text in texts.items():
-        decode_in([context], text[:-1], out=[], seq=seq)
-    decode_each(context, {seq: text[-1] for seq, text in texts.items()}, dict.fromkeys(texts, 39))
-    for seq, text in texts.items():
-        config = pypcd.PCDConfig(**setting, **(WINDOW if seq == 1 else {}))
-        exact, atol = expected(path, text, 39, config), tolerance(path, 40)
-        rows = context.rows(seq)
-        close(rows[0], exact[0], atol)
-        close(rows[1], exact[1], atol * turn(path, config))
-        assert np.abs(exact[0] - exact[1]).max() > 0.05
 
 
 def test_a_twin_that_is_not_turned_costs_no_graph(native: Native) -> None:

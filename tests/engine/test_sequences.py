@@ -5,17 +5,14 @@ Batches are passed to llama_decode directly."""
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import llama_cpp
 import numpy as np
 import pytest
 from batches import (
-    CACHES,
     EVALUATIONS,
     OK,
     SHORT_SLIDING,
-    Context,
     Native,
     Setting,
     check_row,
@@ -26,35 +23,11 @@ from batches import (
     turn_on,
 )
 from conftest import TOKENS, close
-from tiny_gguf import write_tiny_gguf
 
 from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
 
 # --- several sequences ---
-
-
-@pytest.mark.parametrize("evaluation", EVALUATIONS)
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("arch", ["llama", "gemma3"])
-def test_each_sequence_of_a_batch_has_its_own_twin(arch: str, cache: str, evaluation: str, native: Native) -> None:
-    """Three texts in one batch, the first two with a common beginning, give the rows of three contexts."""
-    texts = [TOKENS[:30], TOKENS[:20] + TOKENS[60:75], TOKENS[80:117]]
-    setting, params = {"cache": cache, "evaluation": evaluation}, {"n_seq_max": 3, "n_ctx": 512}
-    together, stock = native(arch, setting, **params), native(arch, **params)
-    alone = [native(arch, setting) for _ in texts]
-    for context in (together, stock):
-        assert decode_batch(context, [(t, p, [0, 1], False) for p, t in enumerate(texts[0][:20])]) == 0
-        batch = [(t, p, [s], False) for s, text in enumerate(texts) for p, t in enumerate(text) if s == 2 or p >= 20]
-        assert decode_batch(context, batch) == 0
-    for context, text in zip(alone, texts):
-        decode_in([context], text)
-    for step in range(3):  # a batching server's: one token each
-        batch = [(TOKENS[40 + 9 * s + step], len(text) + step, [s], True) for s, text in enumerate(texts)]
-        assert decode_batch(together, batch) == decode_batch(stock, batch) == 0
-        for s, context in enumerate(alone):
-            decode_in([context], [batch[s][0]])
-            check_row(together, stock, context.rows(), s)
 
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
@@ -215,20 +188,3 @@ def test_a_picture_seen_as_a_whole_is_not_cut_into_parts(arch: str, native: Nati
         llama_cpp.llama_set_causal_attn(context.ctx, True)
     decode_in((stock, roomy), TOKENS[10:12])
     close(roomy.rows()[0], stock.seen(), roomy.limit)
-
-
-@pytest.mark.parametrize(("type_k", "type_k_over"), [("Q8_0", "q4_0"), ("Q8_0", "f16"), ("F16", "q8_0")])
-def test_layers_that_do_not_rotate_have_second_keys_of_another_type_too(
-    type_k: str, type_k_over: str, tmp_path: Path
-) -> None:
-    """Such as smollm3's fourth; its second keys are computed from the first, with PCD turned on later."""
-    path = write_tiny_gguf(tmp_path / "m.gguf", "smollm3", n_embd=128)
-    model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
-    context = Context(model, path, None, type_k=getattr(llama_cpp, f"GGML_TYPE_{type_k}"))
-    decode_in([context], TOKENS[:40])
-    turn_on(context, {"type_k_over": type_k_over})
-    decode_in([context], TOKENS[40:41])
-    standard, over = context.rows()
-    assert np.isfinite(over).all() and np.abs(standard - over).max() > 0.05
-    llama_cpp.llama_free(context.ctx)
-    llama_cpp.llama_model_free(model)

@@ -269,20 +269,6 @@ def test_the_memory_is_as_without_pcd(tiny: Tiny, load: Load) -> None:
     assert len(cells(llm)) == len(cells(plain))
 
 
-@beside_native
-def test_tokens_are_those_of_the_native_engine(tiny: Tiny, load: Load) -> None:
-    def answer(name: str) -> list[int]:
-        llm = load(tiny("llama"), WINDOW, engine=name)
-        found = []
-        for token in llm.generate(TOKENS[:40] * 2, temp=0.0):
-            found.append(token)
-            if len(found) == 30:
-                return found
-        return found
-
-    assert answer("stock") == answer("native")
-
-
 # -- the end of the context ------------------------------------------------------------------------------------------
 
 
@@ -472,19 +458,6 @@ def test_tensors_are_read_in_a_context_of_their_own(arch: str, how: dict[str, An
             continue
         weights = np.concatenate(seen[f"kq_soft_max-{il}"], axis=2)[0][:, :, : len(text)]
         close(weights, trace.attention[il][:, n_past:], tolerance(path, of=trace.attention[il]))
-
-
-@beside_native
-def test_they_are_those_that_the_other_engine_reads(tiny: Tiny, load: Load) -> None:
-    path, seen = tiny("llama"), []
-    for kind in ("native", "stock"):
-        llm = load(path, False, engine=kind)
-        llm.eval(TOKENS[:40])
-        seen.append(engine.read_tensors(llm, ["l_out-1", "kq_soft_max"], TOKENS[:40], TOKENS[40:50]))
-    assert seen[0].keys() == seen[1].keys() and len(seen[0]) == 1 + len(reference(path).trace(TOKENS[:2]).attention)
-    for name, parts in seen[0].items():
-        for a, b in zip(parts, seen[1][name]):
-            assert np.array_equal(a[..., :50], b[..., :50]), name  # the padding may differ
 
 
 def test_what_fails_while_tensors_are_read_is_raised(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ Batches are passed to llama_decode directly. The expected rows are those of the 
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -26,10 +25,9 @@ from batches import (
     decode_batch,
     decode_in,
     same_rows,
-    set_seq,
     turn_on,
 )
-from conftest import SANITIZED, TOKENS, Tiny, close, contrasted, run_python
+from conftest import SANITIZED, TOKENS, Load, Tiny, close, contrasted, run_python
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_gguf import write_tiny_gguf
@@ -38,7 +36,7 @@ import pypcd
 from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
 
-NO_ROOM, NARROW = 1, 2  # enum llama_pcd_fallback
+NARROW = 2  # of enum llama_pcd_fallback
 LFM2 = ("lfm2", {})
 SLIDING = ("gemma3", {**SHORT_SLIDING, "n_ubatch": 128})
 
@@ -91,32 +89,6 @@ def test_a_step_of_n_sequences_is_fused_and_its_graph_used_again(
     if n_parts == 1 or arch != "lfm2":  # states of two parts lie in different places, which graphs have built in
         assert together.n_reused >= n_parts * n_steps - 2  # not the first one, nor one that has more cells than before
     assert (stats.n_fused, stats.n_fallbacks) == (n_parts * n_steps, 0)
-
-
-@pytest.mark.parametrize("n", [1, 4])
-@pytest.mark.parametrize("evaluation", EVALUATIONS)
-def test_more_than_64_rows_of_one_text_are_evaluated_in_parts(n: int, evaluation: str, native: Native) -> None:
-    """Such as all rows of a prompt. The caller sees the rows of one batch, plain ones too."""
-    params: dict[str, Any] = {"n_ctx": 1024, "n_seq_max": 5}
-    context, alone, stock = (
-        native("llama", {"evaluation": evaluation}, **params),
-        native("llama", {}),
-        native("llama", **params),
-    )
-    texts = [text_of(s, 100 // n) for s in range(n)]
-    plain = 4
-    set_seq(context, plain, None)
-    batch = [(t, p, [s], True) for s, text in enumerate(texts) for p, t in enumerate(text)]
-    batch += [(t, p, [plain], p % 2 == 0) for p, t in enumerate(text_of(plain, 10))]
-    assert decode_batch(context, batch) == decode_batch(stock, batch) == 0
-    expected = [row for rows in rows_alone(alone, texts, 0) for row in rows]
-    for i, rows in enumerate(expected):
-        close(context.rows(i), rows, context.limit)
-    for i in range(len(expected), len(batch)):
-        assert (context.seen(i) is None) == (stock.seen(i) is None) == (not batch[i][3])
-        if batch[i][3]:
-            close(context.seen(i), stock.seen(i), context.limit)
-    assert context.stats.n_fallbacks == 0
 
 
 @pytest.mark.parametrize("limit", [1, 3, 7])
@@ -274,14 +246,18 @@ def test_states_of_a_hybrid_are_saved_and_loaded_with_and_without_room_for_twins
 
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
-def test_a_fallback_is_counted_and_said_once(evaluation: str, native: Native, caplog: pytest.LogCaptureFixture) -> None:
-    context = native("llama", {"evaluation": evaluation})
-    decode_in([context], (TOKENS * 3)[:253])
+def test_a_fallback_is_counted_and_said_once(
+    evaluation: str, tiny: Tiny, load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = load(tiny("llama"), {"evaluation": evaluation}, n_batch=256)
+    llm.eval((TOKENS * 3)[:253])
     for n in range(3):
-        decode_in([context], TOKENS[n : n + 1])
-    stats = context.stats
+        stats = llm.pcd_stats()
+        assert (stats.n_fallbacks, stats.last_fallback) == (0, "")
+        llm.eval(TOKENS[n : n + 1])
+    stats = llm.pcd_stats()
     assert (stats.n_fused + stats.n_alternate, stats.n_sequential, stats.n_fallbacks) == (3, 1, 1)
-    assert stats.last_fallback == NO_ROOM
+    assert stats.last_fallback.startswith("no free cells for twins beside their tokens")
     warned = [r for r in caplog.records if r.levelname == "WARNING"]
     assert len(warned) == 1 and "no free cells for twins beside their tokens" in warned[0].message
 
@@ -295,21 +271,6 @@ def test_a_context_too_narrow_for_a_twin_says_so_once(native: Native, caplog: py
     assert (stats.n_fused, stats.n_sequential, stats.n_fallbacks, stats.last_fallback) == (0, 8, 8, NARROW)
     warned = [r.message for r in caplog.records if r.levelname == "WARNING"]
     assert len(warned) == 1 and "use a larger n_batch and n_ubatch" in warned[0]
-
-
-def test_pypcd_shows_which_way_was_taken_and_adds_no_sequence_for_a_hybrid(tiny: Tiny, load: Any) -> None:
-    llm = load(tiny("llama"), n_batch=256)
-    llm.eval((TOKENS * 3)[:255])
-    stats = llm.pcd_stats()
-    assert (stats.n_fused, stats.n_fallbacks, stats.last_fallback) == (1, 0, "")
-    llm.eval(TOKENS[:1])
-    stats = llm.pcd_stats()
-    assert (stats.n_sequential, stats.n_fallbacks) == (1, 1)
-    assert stats.last_fallback.startswith("no free cells for twins beside their tokens")
-    hybrid = load(tiny("lfm2"), n_seq_max=3)
-    hybrid.eval(TOKENS[:10])
-    assert llama_cpp.llama_n_seq_max(hybrid.ctx) == 3
-    assert hybrid.pcd_stats().state_bytes > 0 and hybrid.pcd_stats().n_twins == 1
 
 
 # --- failures ---
@@ -342,23 +303,6 @@ def test_a_twin_that_is_aborted_leaves_memory_as_it_was(arch: str, cache: str, n
         assert context.span() == before
         assert context.seen(0) is None and not _native.pcd_get_logits_ith(context.ctx, 0, 0)
     decode_in((context, fresh), TOKENS[20:22])
-    same_rows(context, fresh)
-
-
-@pytest.mark.parametrize("arch", ["llama", "gemma3"])
-@pytest.mark.parametrize("setting", [{}, {"cache": "separate"}], ids=str)
-def test_an_aborted_batch_leaves_what_stock_leaves(arch: str, setting: Setting, native: Native) -> None:
-    """The micro-batches before the one that was aborted."""
-    params = {"n_ubatch": 8}
-    context, stock, fresh = native(arch, setting, **params), native(arch, **params), native(arch, setting, **params)
-    decode_in((context, stock, fresh), TOKENS[:20])
-    for n in (1, 30):
-        for one in (context, stock):
-            abort = Abort(one)
-            assert abort.decode(5, TOKENS[20 : 20 + n], 20) == 2
-            llama_cpp.llama_set_abort_callback(one.ctx, llama_cpp.ggml_abort_callback(), ctypes.c_void_p(0))
-        assert context.span() == stock.span() == (0, 19)
-    decode_in((context, fresh), TOKENS[20:30])
     same_rows(context, fresh)
 
 

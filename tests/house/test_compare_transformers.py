@@ -55,30 +55,3 @@ def test_only_the_second_row_may_be_off_by_a_share_of_what_over_rotation_does() 
     assert program.Agreement.of(found) and program.Agreement.of(found).second > program.LIMIT
     found[PASSES] = {**found[PASSES], "rows": found[SHARED]["rows"][[0, 0]]}  # over-rotation without any effect
     assert not program.Agreement.of(found)
-
-
-class Counting:
-    """A side whose clock goes on by the token."""
-
-    clock = 0.0
-
-    def read(self, tokens: list[int]) -> None:
-        self.rows = [np.array([tokens[-1]])]
-        Counting.clock += len(tokens)
-
-    def step(self, tokens: list[int]) -> int:
-        Counting.clock += tokens[0]
-        return tokens[0] + 1
-
-
-def test_time_for_a_token_is_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program.time, "perf_counter", lambda: Counting.clock)
-    found = program.measure(Counting(), list(range(40)), [100, 1, 2, 3])
-    assert (found["prompt"], found["step"], found["chosen"]) == (40, 2, [101, 2, 3, 4])
-    assert found["rows"].tolist() == [[39]]
-
-
-def test_the_formulas_are_the_package_s() -> None:
-    from pypcd import method
-
-    assert program.rho(16, 0.2, 1e-4) == pytest.approx(method.rho(16, alpha=0.2, base_ratio=1e-4))

@@ -191,52 +191,9 @@ def table(page: str, first: str) -> list[dict[str, str]]:
     return [dict(zip(head, (cell.replace("`", "") for cell in row))) for row in body]
 
 
-FIELDS = table("docs/settings.md", "field")
-
-
 def test_the_table_of_fields_is_the_one_that_is_made() -> None:
     text = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
     assert text == fields.page(text), "python cmake/fields.py --docs mends it"
-
-
-LAST = 2**31 - 1
-
-
-def takes(field: str, value: object) -> bool:
-    try:
-        config = PCDConfig(**{field: value, **BESIDE.get((field, value), {})})
-    except ValueError as error:
-        assert str(error).startswith(f"{field} is "), error
-        return False
-    assert getattr(config, field) == value
-    return True
-
-
-@pytest.mark.parametrize("row", FIELDS, ids=lambda row: row["field"])
-def test_every_range_is_what_is_checked(row: dict[str, str]) -> None:
-    field, allowed = row["field"], row["allowed"]
-    or_none = allowed.endswith(", or None")
-    assert or_none == (PCDConfig().as_dict()[field] is None)
-    allowed = allowed.removesuffix(", or None")
-
-    number = re.fullmatch(r"(?:from|(more than)) ([\d.]+) (?:to|and at most) ([\d.]+)", allowed)
-    integer = re.fullmatch(r"an integer (?:of at least (\d+)|from (-?\d+) to (-?\d+))", allowed)
-    if number:
-        low, high = float(number[2]), float(number[3])
-        assert takes(field, low) == (not number[1]) and takes(field, high) and takes(field, low + (high - low) / 3)
-        assert not takes(field, low - 1e-6) and not takes(field, high + 1e-6)
-        assert not takes(field, float("inf")) and not takes(field, float("nan")) and not takes(field, "1")
-    elif integer:
-        low = int(integer[1] or integer[2])
-        high = int(integer[3] or LAST)
-        assert takes(field, low) and takes(field, high)
-        assert not takes(field, low - 1) and not takes(field, high + 1) and not takes(field, low + 0.5)
-    else:
-        names = allowed.split(", ")
-        assert all(takes(field, name) for name in names)
-        with pytest.raises(ValueError) as error:
-            PCDConfig(**{field: "!"})
-        assert re.findall(r"'([\w-]+)'", str(error.value).partition("allowed: ")[2]) == names
 
 
 def test_presets_have_the_values_of_the_table() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import llama_cpp
@@ -122,30 +119,3 @@ def test_threads_that_import_at_once_all_get_it(attempt: int) -> None:
         for thread in threads: thread.join(60)
         assert not failed and not any(thread.is_alive() for thread in threads), failed
         {IS_OURS}""")
-
-
-def test_a_spawned_process_has_it(tmp_path: Path) -> None:
-    script = tmp_path / "main.py"
-    script.write_text("""if True:
-        import multiprocessing
-        import pypcd
-        def child(queue):
-            import llama_cpp
-            queue.put(hasattr(llama_cpp.llama_cpp._lib, "llama_pcd_version"))
-        if __name__ == "__main__":
-            context = multiprocessing.get_context("spawn")
-            queue = context.SimpleQueue()
-            process = context.Process(target=child, args=(queue,))
-            process.start()
-            print(queue.get())
-            process.join()""")
-    path = os.pathsep.join(p for p in sys.path if p)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": path},
-        text=True,
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stdout == "True\n", done.stderr

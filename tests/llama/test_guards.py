@@ -126,36 +126,6 @@ del llm, text; print(ref())""",
 # --- threads ---
 
 
-def test_two_threads_at_once_get_an_error_or_the_right_answer(tiny: Tiny) -> None:
-    """The right one, alone, or the error; at least one of each."""
-    lines = run(
-        tiny("llama"),
-        """
-from pypcd import guards; guards._PATIENCE = 0  # else a short call is waited for
-llm, ends = new(), []
-prompts = "abc" * 10, "xyz" * 15
-right = {p: llm(p, max_tokens=60, temperature=0)["choices"][0]["text"] for p in prompts}
-def ask(prompt):
-    for _ in range(20):
-        try:
-            ends.append(llm(prompt, max_tokens=60, temperature=0)["choices"][0]["text"] == right[prompt])
-        except pypcd.PCDError as error:
-            ends.append(str(error))
-threads = [threading.Thread(target=ask, args=(p,), name=p[:3]) for p in prompts]
-[t.start() for t in threads]; [t.join() for t in threads]
-print(len(ends), False in ends, True in ends)
-for line in sorted({e for e in ends if isinstance(e, str)}): print(line)
-print(all(llm(p, max_tokens=60, temperature=0)["choices"][0]["text"] == right[p] for p in prompts))""",
-    )
-    assert lines[0] == "40 False True" and lines[-1] == "True"
-    assert len(lines) > 2, "the threads never met, or this test shows nothing"
-    for line in lines[1:-1]:
-        assert line.startswith(
-            ("thread 'abc' calls a model that thread 'xyz'", "thread 'xyz' calls a model that thread 'abc'")
-        )
-        assert "an object for each thread, a lock" in line
-
-
 def test_while_one_thread_is_at_it_another_may_tokenize_and_nothing_else(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), "paper")
     alone = llm("abc", max_tokens=5, temperature=0)["choices"][0]["text"]

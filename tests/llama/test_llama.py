@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import itertools
 import logging
-import pickle
 import re
 import sys
 import types
@@ -16,7 +15,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import F32, TOKENS, UNKNOWN, Tiny, check_rows, contrasted, expected, native_row, on_stock, rounding
+from conftest import F32, TOKENS, Tiny, check_rows, contrasted, expected, native_row, on_stock, rounding
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_gguf import CHAT_TEMPLATE
@@ -63,63 +62,6 @@ def test_a_loaded_state_gives_the_rows_of_a_fresh_evaluation(
             check_rows(target, path, T[:50] + T[70:71])
 
 
-@modes
-def test_pcd_may_be_turned_on_off_and_on_again_behind_a_prompt(mode: dict[str, str], tiny: Tiny, load: Load) -> None:
-    for arch in sorted({"llama", "gemma3", "smollm3"} - UNKNOWN):
-        path = tiny(arch)
-        llm = load(path, False, n_batch=16)
-        llm.eval(T[:40])
-        llm.pcd = mode
-        llm.eval(T[40:41])
-        check_rows(llm, path, T[:41])
-        llm.pcd = False
-        llm.eval(T[41:55])
-        llm.pcd = mode
-        llm.eval(T[55:56])
-        check_rows(llm, path, T[:56])
-
-
-EVERYWHERE: list[dict[str, Any]] = [
-    {"beta": 0.5},
-    {"gamma": 3},
-    {"window": 5},
-    {"n_sink": 9},
-    {"evaluation": "alternate"},
-]
-CHANGES = [
-    {"beta": 0.5},
-    {"gamma": 3},
-    {"alpha": 0.6},
-    {"base_ratio": 0.01},
-    {"transition": "none"},
-    {"window": 9},
-    {"cache": "shared"},
-    {"cache": "rerotated"},
-    {"cache": "separate"},
-    {"evaluation": "alternate"},
-    {"perturbation": "none", "window": 5},
-    {"perturbation": "noise", "cache": "shared", "noise": 0.3},
-    {"perturbation": "noise", "cache": "separate", "noise": 0.3, "seed": 8},
-    {"cache": "separate", "band": "high", "base_ratio": 0.1},
-    {"cache": "separate", "window": 12},
-]
-
-
-@modes
-def test_a_changed_setting_holds_from_the_next_token_on_and_back(mode: dict[str, str], tiny: Tiny, load: Load) -> None:
-    llm, n = load(tiny("llama"), mode), 30
-    llm.eval(T[:n])
-    before = llm.pcd
-    changes = CHANGES if llm.engine == "native" else [{**mode, **change} for change in EVERYWHERE]
-    for change in changes:
-        for setting in (change, before):
-            llm.pcd = setting
-            for _ in range(2):
-                n += 1
-                llm.eval(T[n - 1 : n])
-                check_rows(llm, tiny("llama"), T[:n])
-
-
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "stablelm"])
 @modes
 def test_a_context_shift_gives_the_rows_of_the_shorter_text(
@@ -139,17 +81,28 @@ def test_a_context_shift_gives_the_rows_of_the_shorter_text(
         check_rows(llm, path, text)
 
 
-NOISY = pypcd.PCDConfig(perturbation="noise", cache="separate", noise=0.2)
+OTHERS = [
+    pypcd.PCDConfig(perturbation="noise", cache="separate", noise=0.2),
+    pypcd.PCDConfig(perturbation="noise", cache="shared", noise=0.3, seed=8),
+    pypcd.PCDConfig(cache="separate", band="high", base_ratio=0.1),
+]
 configs = st.builds(
     pypcd.PCDConfig,
     cache=st.sampled_from(["rerotated", "shared", "separate", "separate"]),
     evaluation=st.sampled_from(["fused", "alternate"]),
-    alpha=st.sampled_from([0.2, 0.2, 0.2, 0.5]),
-    gamma=st.sampled_from([30, 2, 1]),
+    alpha=st.sampled_from([0.2, 0.2, 0.2, 0.5]),  # mostly the same table as before, whose keys are there
+    base_ratio=st.sampled_from([1e-4, 1e-4, 1e-4, 0.01]),
+    transition=st.sampled_from(["exponential", "exponential", "none"]),
+    beta=st.sampled_from([2.5, 0.5]),
+    gamma=st.sampled_from([30, 3, 2, 1]),
     window=st.sampled_from([None, None, 6]),
+    n_sink=st.sampled_from([4, 4, 9]),
 )
 settings_of_pcd = st.one_of(
-    configs, configs, st.sampled_from([False, "paper", pypcd.PCDConfig(perturbation="none", window=9, n_sink=2), NOISY])
+    configs,
+    configs,
+    configs,
+    st.sampled_from([False, "paper", pypcd.PCDConfig(perturbation="none", window=9, n_sink=2), *OTHERS]),
 )
 actions = st.one_of(
     st.none(),
@@ -342,14 +295,6 @@ def test_a_ram_cache_gives_the_answers_of_an_uncached_model(tiny: Tiny, load: Lo
             )
 
 
-def test_a_stop_string_ends_the_answer(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), "paper")
-    whole = text_of(llm(PROMPT, max_tokens=30, temperature=0))
-    stop = next(c for c in whole[3:] if c.isalnum() and c.isascii())
-    answer = llm(PROMPT, max_tokens=30, temperature=0, stop=[stop])
-    assert text_of(answer) == whole[: whole.index(stop)] and answer["choices"][0]["finish_reason"] == "stop"
-
-
 settings_of_all_kinds = pytest.mark.parametrize(
     "setting", [*(f"{name}:min_context=0" for name in PRESETS), "gamma=1", "gamma=2", "evaluation=alternate:gamma=3"]
 )
@@ -446,16 +391,6 @@ def test_an_embedding_context_embeds_as_ever_and_generates_with_pcd(tiny: Tiny, 
 
 
 # --- the object ---
-
-
-def test_a_pickled_model_comes_back_with_its_setting(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), {"beta": 1.25, "window": 30})
-    twin = pickle.loads(pickle.dumps(llm))
-    with contextlib.closing(twin):
-        assert twin.pcd == llm.pcd and twin.n_ctx() == llm.n_ctx()
-        assert list(itertools.islice(twin.generate(T[:30], temp=0), 10)) == list(
-            itertools.islice(llm.generate(T[:30], temp=0), 10)
-        )
 
 
 def test_from_pretrained_passes_pcd_on(hub: None) -> None:

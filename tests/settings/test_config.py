@@ -106,9 +106,6 @@ def test_presets_by_hand() -> None:
     assert PCDConfig.preset("window") == PCDConfig(perturbation="none", window=64)
     blog = PCDConfig.preset("blog")
     assert (blog.noise, blog.beta, blog.gamma) == (0.03, 1.5, 100)
-    for of in (PCDConfig, c):
-        with pytest.raises(AttributeError, match=re.escape("PCDConfig.windowed is now PCDConfig.preset('window')")):
-            of.windowed  # noqa: B018
 
 
 # field -> what is allowed, and values that are not

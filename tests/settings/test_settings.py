@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 
 import pytest
@@ -10,10 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_config import configs
 
-import pypcd
 from pypcd import PCDConfig
-from pypcd.cli import _options, main
-from pypcd.cli._conversation import Conversation
+from pypcd.cli import main
 from pypcd.config import PRESETS, read_values, typed
 from pypcd.decode import PCD, parse, setting_of
 
@@ -191,19 +188,3 @@ def test_a_setting_is_not_found_in_other_methods(name: str) -> None:
     ):
         setting_of(name)
     assert setting_of("greedy") is None
-
-
-def test_llama_and_the_chat_take_the_same() -> None:
-    with contextlib.closing(pypcd.Llama("demo", n_ctx=256, n_threads=1)) as llm:
-        llm.pcd = "cautious:beta=2"
-        assert llm.pcd == PCDConfig.preset("cautious").replace(beta=2)
-        llm.pcd = {"gamma": 7}
-        assert llm.pcd == PCDConfig.preset("cautious").replace(beta=2, gamma=7)
-        with pytest.raises(ValueError, match="write beta=1.5:window=64$"):
-            llm("x", pcd="beta=1.5,window=64")
-        for text in ("gamma=7", "window:relative_top=0.1", "off"):
-            llm.pcd = text
-            assert llm.pcd == PCDConfig.resolve(text)
-            llm.pcd = "cautious"
-            Conversation(llm).set_pcd(text)
-            assert llm.pcd == PCDConfig.resolve(text) == _options.pcd_setting(text, llm.model_path)
