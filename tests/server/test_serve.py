@@ -37,6 +37,9 @@ from pypcd import PCDConfig
 from pypcd.config import PRESETS, typed
 from pypcd.server import Server
 
+# isort: split
+from llama_cpp import LlamaGrammar
+
 pytest_plugins = ["serving"]  # fixtures
 
 COUNTS = ("twins", "skipped", "contrasted", "changed", "constrained")
@@ -212,6 +215,27 @@ def test_under_a_grammar_an_answer_is_plain_unless_its_request_asks(server: Serv
         assert re.fullmatch("[a-z]{8}", text) if "grammar" in body else re.fullmatch("[a-z]{12}", json.loads(text)["a"])
     text, timings = constrained(server, path, body, pcd={"beta": 0.0})
     assert text == plain and timings["pcd_twins"] > 0
+
+
+@pytest.mark.parametrize("name", ["plain", "server's", "window", "adaptive"])
+def test_under_a_grammar_the_tokens_are_those_of_llama(server: Server, llm: pypcd.Llama, name: str) -> None:
+    asked = {"max_tokens": N, "temperature": 0, "grammar": LlamaGrammar.from_string(RULES, verbose=False)}
+    wanted = llm.create_completion(PROMPTS[0], **asked, pcd=in_python(SETTINGS[name]))  # which asks for it: else plain
+    assert complete(server, PROMPTS[0], pcd=SETTINGS[name], grammar=RULES)["content"] == wanted["choices"][0]["text"]
+
+
+def test_a_logit_bias_lifts_what_pcd_takes_out_and_bans(server: Server) -> None:
+    asked = {"pcd": {"gamma": 2, "beta": 4.0}, "n_predict": 4}
+    (first, *_) = complete(server, PROMPTS[0], **asked, n_probs=5)["completion_probabilities"]
+    out = next(entry["id"] for entry in first["top_logprobs"] if entry["pcd"]["contrasted"] is None)
+    assert complete(server, PROMPTS[0], **asked, logit_bias=[[out, 100]])["tokens"][0] == out
+    assert complete(server, PROMPTS[0], **asked, logit_bias=[[first["id"], -100]])["tokens"][0] != first["id"]
+
+
+def test_the_same_seed_draws_the_same(server: Server) -> None:
+    drawn = {"pcd": {"gamma": 500}, "temperature": 1.5, "cache_prompt": False, "id_slot": 0}
+    first, *again = (complete(server, PROMPTS[1], seed=seed, **drawn)["tokens"] for seed in (5, 5, 6, 7))
+    assert again[0] == first and any(tokens != first for tokens in again)
 
 
 def test_a_plain_server_has_nothing_to_leave_out(off: Server) -> None:

@@ -9,8 +9,9 @@ import socket
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
-from clients import LOOK_UP
+from clients import LOOK_UP, check_call
 from conftest import Tiny
 from serving import BASE, MESSAGES, MUTE_ROUTES, PROMPTS, SMALL, ask, complete, is_greedy, ready, refused
 
@@ -62,7 +63,7 @@ def test_a_refusal_names_options_and_no_function_of_c() -> None:
 
 @pytest.mark.parametrize("path", MUTE_ROUTES)
 def test_a_route_that_decodes_nothing_takes_no_setting(path: str, server: Server) -> None:
-    for setting in (True, "unsure", "nonsense", {"beta": 1}, 3):
+    for setting in (True, "nonsense", {"beta": 1}):
         status, answer = ask(server, path, {**MUTE_ROUTES[path], "pcd": setting})
         assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
         said = answer["error"]["message"]
@@ -76,12 +77,41 @@ def test_a_route_that_decodes_nothing_takes_no_setting(path: str, server: Server
         assert ask(server, path, {"content": '"pcd"'})[0] == 200, "a text may have the word in it"
 
 
-# -- faults of the server ----------------------------------------------------------------------------------------------
+def test_a_server_of_embeddings_gives_them_and_refuses_pcd() -> None:
+    with running("--embeddings", "--pooling", "mean", parallel=1) as pooling:
+        status, first = ask(pooling, "/v1/embeddings", {"input": ["red", "blue"]})
+        red, blue = (np.array(entry["embedding"]) for entry in first["data"])
+        assert status == 200 and np.isclose(np.linalg.norm(red), 1.0, atol=1e-3) and not np.array_equal(red, blue)
+        status, answer = ask(pooling, "/v1/chat/completions", {"messages": MESSAGES, "pcd": True})
+        assert status == 400 and "pools embeddings and computes no logits" in answer["error"]["message"]
+        assert ask(pooling, "/v1/embeddings", {"input": ["red", "blue"]})[1]["data"] == first["data"]
+
+
+# -- calls of tools ----------------------------------------------------------------------------------------------------
+
+
+CALLED = {"messages": MESSAGES, "tools": [{"type": "function", "function": LOOK_UP}], "temperature": 0}
+
+
+def test_a_forced_call_is_plain_unless_its_request_asks(tools: Server) -> None:
+    body = {**CALLED, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200}
+    plain, default, on = (
+        ask(tools, "/v1/chat/completions", {**body, **asked})[1]
+        for asked in ({"pcd": False}, {}, {"pcd": {"beta": 30.0}})
+    )
+    calls = [answer["choices"][0]["message"]["tool_calls"][0]["function"] for answer in (plain, default, on)]
+    assert calls[0] == calls[1] != calls[2]
+    for call in calls:
+        check_call(call["name"], json.loads(call["arguments"]))
+    assert default["timings"]["pcd_constrained"] == default["timings"]["predicted_n"]
+    assert default["timings"]["pcd_twins"] == 0 < on["timings"]["pcd_twins"]
+    free = ask(tools, "/v1/chat/completions", {**CALLED, "tool_choice": "auto", "max_tokens": 1})[1]["timings"]
+    assert free["pcd_twins"] == 1 and free["pcd_constrained"] == 0, "until the model calls, it writes as it likes"
 
 
 def test_an_answer_that_does_not_match_its_format_is_a_fault_of_the_server(tools: Server) -> None:
     """Another try may do better, and clients ask again after a 500 alone."""
-    body = {"messages": MESSAGES, "tools": [{"type": "function", "function": LOOK_UP}], "max_tokens": 8}
+    body = {**CALLED, "max_tokens": 8}
     status, answer = ask(tools, "/v1/chat/completions", body)  # a call begins, and does not end
     assert (status, answer["error"]["type"]) == (500, "server_error")
     assert "does not match the expected" in answer["error"]["message"]
