@@ -19,11 +19,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from recipe import ON, Folder, N, check_greedy, folder, recipe, server, with_setting
+from recipe import ON, Folder, N, check_greedy, folder, needs, recipe, server, with_setting
 from serving import ask, within
 
 from pypcd import machine
 from pypcd.server import Server
+
+
+@pytest.fixture(autouse=True)
+def asked_for() -> None:
+    needs("pypcd", "webuis")
 
 
 def events(text: str) -> list[Any]:
@@ -151,9 +156,3 @@ def test_open_webui_lists_a_model_for_each_setting_and_each_answers_as_llama(fol
 @pytest.mark.parametrize("pcd", [ON, {"beta": 2.5, "relative_top": 0.1}])
 def test_open_webuis_parameter_reaches_the_server(folder: Folder, server: Server, pcd: Any) -> None:
     check_greedy(folder, lambda setting: chat(server, folder, pcd=pcd if setting else False))
-
-
-def test_what_it_asks_for_a_title_is_answered(folder: Folder, server: Server) -> None:
-    body = {"model": "model:pcd-unsure", "messages": [{"role": "user", "content": folder.question}], "stream": False}
-    status, answer = ask(server, "/v1/chat/completions", {**body, "max_tokens": 8}, **HEADERS)
-    assert status == 200 and answer["choices"][0]["message"]["content"]
