@@ -81,13 +81,6 @@ def test_a_pasted_page_is_one_message(chat: Chat, tmp_path: Path) -> None:
         assert terminal.leave() == 0
 
 
-def test_arrow_keys_edit_the_line(chat: Chat, tmp_path: Path) -> None:
-    left, home, delete = "\x1b[D", "\x1b[H", "\x1b[3~"
-    with chat() as terminal:
-        terminal.enter("helo" + left + "l" + home + "X" + home + delete + "s")  # X in front, taken out again, then s
-        assert saved(terminal, tmp_path / "talk.json")[0]["content"] == "shello"
-
-
 def test_history_goes_on_in_the_next_run(chat: Chat, tmp_path: Path) -> None:
     up, talk = "\x1b[A", tmp_path / "talk.json"
     with chat() as terminal:

@@ -137,12 +137,6 @@ def test_a_method_that_fails_is_said_and_the_others_go_on(asked: Path, capsys: p
     assert compare.FEWEST == 6
 
 
-def test_a_method_that_needs_its_prompt_in_one_batch(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*command(asked, 2, "greedy,ms-poe"), "--json"]) == 0
-    methods = [json.loads(line)["method"] for line in capsys.readouterr().out.splitlines()]
-    assert methods == ["greedy", "ms-poe"] * (len(methods) // 2) and methods
-
-
 def test_without_a_first_answer_nothing_is_called_the_same(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = command(asked, 6, "cad,greedy")
     assert main(words) == 1

@@ -132,8 +132,7 @@ def test_a_chat_of_langchains_has_the_same_answer(folder: Folder) -> None:
 
 def test_llama_indexs_context_is_the_models_and_3900_by_default(folder: Folder) -> None:
     needs("llama_index.llms.llama_cpp", "llama-index")
-    line = "from llama_index.llms.llama_cpp import LlamaCPP\n"  # above install() it makes no difference
-    head, _, _ = (line + with_setting(recipe("LlamaIndex"), False).replace(line, "")).rpartition("print(")
+    head, _, _ = with_setting(recipe("LlamaIndex"), False).rpartition("print(")
     shown = "print(llm.context_window, llm.generate_kwargs['temperature'])"
     assert folder.run(head + shown) == "2048 0"
     bare = head.replace("context_window=0, temperature=0, ", "")

@@ -472,15 +472,6 @@ def test_an_error_is_told_and_the_next_answer_comes(chat: Chat, script: Script, 
     expect(chat.alert).to_have_count(0)
 
 
-def test_a_refused_setting_is_told_in_the_servers_words(chat: Chat) -> None:
-    chat.customise(window=100_000_000_000)
-    chat.send("Hello")
-    expect(chat.alert).to_contain_text("window is 100000000000")
-    chat.watch.allow("the server responded with a status of 400")
-    chat.pcd("^off")
-    assert chat.copied(chat.ask("Hello"))
-
-
 def test_a_question_that_is_too_long_is_told(chat: Chat) -> None:
     chat.set(longest_answer=4)
     n_ctx = ask(chat.server, "/props")[1]["default_generation_settings"]["n_ctx"]

@@ -50,7 +50,7 @@ def test_code_has_colours_its_language_and_a_button_that_copies_it(chat: Chat, s
         expect(chat.named("group", f"Code: {name}", answer)).to_be_visible()
     for i, wanted in enumerate((PYTHON.rstrip("\n"), shell, "plain *text*")):
         chat.button("Copy code", answer).nth(i).click()
-        expect(answer.get_by_text("Copied")).to_be_visible()
+        expect(answer.get_by_text("Copied").first).to_be_visible()
         chat.until(lambda wanted=wanted: chat.page.evaluate("navigator.clipboard.readText()") == wanted)
 
 

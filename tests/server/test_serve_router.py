@@ -461,13 +461,6 @@ def test_the_file_of_models_in_the_docs_is_one(tmp_path: Path, monkeypatch: pyte
     assert ini.count("parallel = 2") == 2 and "ctx-size = 16384" in ini and "kv-unified-per-slot = 8192" in ini
 
 
-def test_a_file_of_models_is_read_with_what_holds_for_all(ini: Path) -> None:
-    models = {model.name: model for model in served.read([str(ini)])}
-    assert list(models) == ["demo", "père noël", "late"]
-    assert [model.at_start for model in models.values()] == [True, True, False]
-    assert models["père noël"].options == {"ctx-size": "2048", "parallel": "3", "alias": "nick"}
-
-
 @pytest.mark.parametrize(
     ("text", "word"),
     [
