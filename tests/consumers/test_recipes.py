@@ -98,20 +98,6 @@ def test_instructors_answer_is_llamas_and_a_setting_of_the_model_alone_leaves_it
 
 # -- packages that load the model themselves --------------------------------------------------------------------------
 
-STOCK = """
-from langchain_community.llms import LlamaCpp
-
-own = {"n_ctx": 0, "n_batch": 512, "rope_freq_base": 0, "rope_freq_scale": 0}
-llm = LlamaCpp(model_path="model.gguf", temperature=0, repeat_penalty=1, max_tokens=32, verbose=False, **own)
-print(llm.invoke(open("question.txt").read()))
-"""
-
-
-def test_the_environment_does_it_for_a_program_that_does_not_know_pypcd(folder: Folder) -> None:
-    needs("langchain_community", "langchain")
-    assert folder.run(STOCK) == folder.wrong
-    assert folder.run(STOCK, PYPCD=ON) == folder.right
-
 
 def test_the_models_rope_is_the_files_and_langchains_own_numbers_change_it(folder: Folder) -> None:
     needs("langchain_community", "langchain")

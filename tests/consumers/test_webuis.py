@@ -40,39 +40,15 @@ def events(text: str) -> list[Any]:
 # -- text-generation-webui --------------------------------------------------------------------------------------------
 
 # what it sends with each prompt, as its defaults are but for the temperature
-SAMPLING: dict[str, Any] = {
-    "temperature": 0,
-    "dynatemp_range": 0,
-    "dynatemp_exponent": 1,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.05,
-    "top_n_sigma": -1,
-    "adaptive_target": -1,
-    "adaptive_decay": 0.9,
-    "typical_p": 1.0,
-    "repeat_penalty": 1.0,
-    "repeat_last_n": 1024,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "dry_multiplier": 0,
-    "dry_base": 1.75,
-    "dry_allowed_length": 2,
-    "dry_penalty_last_n": 1024,
-    "xtc_probability": 0,
-    "xtc_threshold": 0.1,
-    "mirostat": 0,
-    "mirostat_tau": 5,
-    "mirostat_eta": 0.1,
-    "grammar": "",
-    "seed": -1,
-    "ignore_eos": False,
-    "dry_sequence_breakers": ["\n", ":", '"', "*"],
-    "samplers": ["penalties", "dry", "top_n_sigma", "temperature", "top_k", "top_p", "typ_p", "min_p", "xtc"],
-    "n_predict": N,
-    "stream": True,
-    "cache_prompt": True,
-}
+SAMPLING = json.loads(
+    """{"temperature": 0, "dynatemp_range": 0, "dynatemp_exponent": 1, "top_k": 0, "top_p": 1.0, "min_p": 0.05,
+    "top_n_sigma": -1, "adaptive_target": -1, "adaptive_decay": 0.9, "typical_p": 1.0, "repeat_penalty": 1.0,
+    "repeat_last_n": 1024, "presence_penalty": 0.0, "frequency_penalty": 0.0, "dry_multiplier": 0, "dry_base": 1.75,
+    "dry_allowed_length": 2, "dry_penalty_last_n": 1024, "xtc_probability": 0, "xtc_threshold": 0.1, "mirostat": 0,
+    "mirostat_tau": 5, "mirostat_eta": 0.1, "grammar": "", "seed": -1, "ignore_eos": false,
+    "dry_sequence_breakers": ["\\n", ":", "\\"", "*"], "n_predict": 32, "stream": true, "cache_prompt": true,
+    "samplers": ["penalties", "dry", "top_n_sigma", "temperature", "top_k", "top_p", "typ_p", "min_p", "xtc"]}"""
+)
 
 
 @contextlib.contextmanager

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
-import subprocess
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 from clients import LOOK_UP, check_call, package
-from serving import PROMPTS, N, complete, ready
+from serving import PROMPTS, N, ask, complete, ready
 
 from pypcd.server import Server
 
@@ -73,22 +71,6 @@ class OpenAI:
 
     def sentence(self, error: Any) -> str:
         return error.body["message"]
-
-
-class Completions(OpenAI):
-    """The openai package's route for a prompt without a template."""
-
-    def create(self, prompt: str, setting: Any = None, model: str = "demo", **more: Any) -> Any:
-        given = {"prompt": prompt, "max_tokens": N, "temperature": 0, **more}
-        return self.client.completions.create(model=model, **given, extra_body=pcd(setting))
-
-    def ask(self, prompt: str, setting: Any = None, model: str = "demo", **more: Any) -> Answer:
-        choice = self.create(prompt, setting, model, **more).choices[0]
-        return choice.text, choice.finish_reason == "stop"
-
-    def stream(self, prompt: str, setting: Any = None, model: str = "demo") -> Answer:
-        chunks = [*self.create(prompt, setting, model, stream=True)]
-        return "".join(chunk.choices[0].text for chunk in chunks), chunks[-1].choices[0].finish_reason == "stop"
 
 
 class Responses(OpenAI):
@@ -215,46 +197,10 @@ def whole(stream: Iterable[Any]) -> Any:
     return first
 
 
-class Refused(Exception):
-    """A status that curl was given, other than 200."""
-
-
-class Curl:
-    refused = Refused
-
-    def __init__(self, server: Server) -> None:
-        if not shutil.which("curl"):
-            pytest.skip("there is no curl; where it is installed these tests run")
-        self.server = server
-
-    def post(self, prompt: str, setting: Any, model: str, **more: Any) -> str:
-        body = {"messages": messages(prompt), "max_tokens": N, "temperature": 0, "model": model, **pcd(setting), **more}
-        command = ["curl", "-sN", "--write-out", "%{stderr}%{http_code}", f"{self.server.url}/v1/chat/completions"]
-        command += ["-d", json.dumps(body)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        if done.stderr != "200":
-            raise Refused(done.stdout)
-        return done.stdout
-
-    def ask(self, prompt: str, setting: Any = None, model: str = "demo") -> Answer:
-        (choice,) = json.loads(self.post(prompt, setting, model))["choices"]
-        return choice["message"]["content"], choice["finish_reason"] == "stop"
-
-    def stream(self, prompt: str, setting: Any = None, model: str = "demo") -> Answer:
-        lines = self.post(prompt, setting, model, stream=True).splitlines()
-        assert lines[-2] == "data: [DONE]"
-        choices = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
-        text = "".join(choice["delta"].get("content") or "" for choice in choices)
-        return text, choices[-1]["finish_reason"] == "stop"
-
-    def sentence(self, error: Any) -> str:
-        return json.loads(str(error))["error"]["message"]
-
-
 # -- what each does ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[OpenAI, Completions, Responses, Anthropic, LangChain, LiteLLM, Curl])
+@pytest.fixture(params=[OpenAI, Responses, Anthropic, LangChain, LiteLLM])
 def client(server: Server, request: pytest.FixtureRequest) -> Any:
     return request.param(server)
 
@@ -344,6 +290,8 @@ def test_langchains_call_has_another_setting_than_its_model(server: Server) -> N
     strong = by_name.invoke(PROMPTS[0], extra_body={"pcd": STRONG})
     assert plain.content == complete(server, PROMPTS[0], pcd=False)["content"]
     assert strong.content == complete(server, PROMPTS[0], pcd=STRONG, model="demo:pcd-cautious")["content"]
+    litellm = LiteLLM(server)  # which takes it as a field of its own too
+    assert litellm.ask(PROMPTS[0], pcd=STRONG) == litellm.ask(PROMPTS[0], STRONG)
 
 
 def test_a_structured_answer_has_its_schema(server: Server) -> None:
@@ -356,10 +304,6 @@ def test_a_structured_answer_has_its_schema(server: Server) -> None:
         for kind in (OpenAI, LiteLLM):
             text, _ = kind(server).ask(PROMPTS[0], setting, response_format=form, max_tokens=200)
             assert json.loads(text) == answer["parsed"]
-
-
-def test_litellm_takes_the_setting_as_a_field_of_its_own(server: Server) -> None:
-    assert LiteLLM(server).ask(PROMPTS[0], pcd=STRONG) == LiteLLM(server).ask(PROMPTS[0], STRONG)
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -385,12 +329,12 @@ WAYS: dict[Any, list[dict[str, Any]]] = {  # each client's own parts of a messag
 
 @pytest.mark.parametrize("kind", WAYS)
 def test_a_clients_own_parts_are_files(server: Server, kind: Any) -> None:
-    """The same answer as to a message with the file's text, and the passages that are told to curl."""
+    """The same answer as to a message with the file's text, and the passages that a plain request is told."""
     talk: Any = [{"role": "user", "content": WAYS[kind]}]
     given = {"messages": talk} if kind in (OpenAI, Anthropic) else {}
     text, ended = kind(server).ask("" if given else talk, False, **given)
-    told = json.loads(Curl(server).post("", False, "demo", messages=[{"role": "user", "content": [FILE, QUESTION]}]))
-    passages = "\n\n".join(told["timings"]["passages"])
+    body = {"messages": [{"role": "user", "content": [FILE, QUESTION]}], "max_tokens": N}
+    passages = "\n\n".join(ask(server, "/v1/chat/completions", body)[1]["timings"]["passages"])
     assert passages
     prompt = f"{NOTES}\n\nFrom the text above:\n\n{passages}\n\n{QUESTION['text']}"
     wanted = complete(server, prompt, pcd=False)

@@ -343,18 +343,7 @@ def test_passages_that_were_read_again_open(chat: Chat, script: Script) -> None:
 # -- stop, edit, retry ------------------------------------------------------------------------------------------------
 
 
-def test_escape_in_an_edited_message_stops_no_answer(chat: Chat, script: Script) -> None:
-    chat.told("x")
-    stream = chat.begin("More").say("half")
-    chat.button("Edit", chat.questions.first).click()
-    field = chat.named("textbox", "Edit message")
-    field.press("Escape")
-    expect(field).to_have_count(0)
-    stream.say(" whole").end()
-    assert chat.copied(chat.finished()) == "half whole"
-
-
-def test_stop_ends_the_request(chat: Chat, script: Script) -> None:
+def test_stop_ends_the_request_and_escape_in_an_edited_message_does_not(chat: Chat, script: Script) -> None:
     for n in range(2):  # with the button, and with the key
         stream = chat.begin("Hello").say("half an")
         expect(chat.answers.last).to_contain_text("half an")
@@ -368,6 +357,13 @@ def test_stop_ends_the_request(chat: Chat, script: Script) -> None:
         assert chat.copied(answer) == "half an"
         expect(answer).to_contain_text("stopped")
     expect(chat.alert).to_have_count(0)
+    stream = chat.begin("More").say("half")
+    chat.button("Edit", chat.questions.first).click()
+    field = chat.named("textbox", "Edit message")
+    field.press("Escape")
+    expect(field).to_have_count(0)
+    stream.say(" whole").end()
+    assert chat.copied(chat.finished()) == "half whole"
 
 
 def test_an_edited_question_is_answered_anew(chat: Chat, served: Server) -> None:
