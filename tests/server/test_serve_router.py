@@ -435,6 +435,9 @@ def test_a_word_is_a_model_and_its_setting_whatever_is_in_their_names(tmp_path: 
     assert served._split("demo=window:relative_top=0.1") == ("demo", "window:relative_top=0.1")
     assert served._split(r"C:\no=such\a.gguf=paper:beta=1") == (r"C:\no=such\a.gguf", "paper:beta=1")
     assert served._split("nosuch") == ("nosuch", None)
+    for name in ("x.gguf", "x.gguf=y.gguf"):  # it is the most that exists
+        (tmp_path / name).touch()
+    assert served._split(f"{tmp_path}/x.gguf=y.gguf=off") == (f"{tmp_path}/x.gguf=y.gguf", "off")
 
 
 def test_a_folder_stands_for_the_models_in_it(tmp_path: Path, tiny: Tiny) -> None:
