@@ -187,53 +187,10 @@ def test_what_is_no_text_is_refused_with_a_sentence(chat: Chat, tmp_path: Path) 
     expect(chat.removers()).to_have_count(0)
 
 
-def sse(*parts: dict[str, Any]) -> str:
-    return "".join(f"data: {json.dumps(part)}\n\n" for part in parts) + "data: [DONE]\n\n"
-
-
-def test_a_document_is_read_by_the_server_and_sent_as_a_file(chat: Chat) -> None:
-    """As the server of documents answers: POST /documents, and a chat whose answer names the passages."""
-    read: list[dict[str, Any]] = []
-    asked: list[dict[str, Any]] = []
-
-    def document(route: Any) -> None:
-        read.append(route.request.post_data_json)
-        route.fulfill(json={"name": "report.pdf", "text": "One.\n\nZoë has 2.", "n_tokens": 31})
-
-    def answer(route: Any) -> None:
-        asked.append(route.request.post_data_json)
-        told = {"prompt_n": 9, "cache_n": 0, "predicted_per_second": 9.0, "passages": ["Zoë has 2."]}
-        parts: list[dict[str, Any]] = [{"delta": {"content": word}, "finish_reason": None} for word in (" w1", "🎉")]
-        parts.append({"delta": {}, "finish_reason": "stop"})
-        events = [{"choices": [one], "timings": {**told, "predicted_n": n}} for n, one in enumerate(parts, start=1)]
-        route.fulfill(body=sse(*events), content_type="text/event-stream")
-
-    chat.page.context.route("**/documents", document)
-    chat.page.context.route("**/v1/chat/completions", answer)
-    content = "%PDF-1.7 \x00\x01"
-    chat.drop(("report.pdf", "application/pdf", content))
-    expect(chat.page.get_by_text("report.pdf (31 tokens)")).to_be_visible()
-    assert read[0]["filename"] == "report.pdf"
-    assert base64.b64decode(read[0]["file_data"].partition(",")[2]) == content.encode()
-    chat.send("Who has 2?")
-    said = chat.finished()
-    expect(said).to_contain_text("1 passage of report.pdf was read again")
-    assert chat.copied(said) == " w1🎉"
-    body = asked[0]
-    (message,) = body["messages"]
-    file, text = message["content"]
-    assert file["type"] == "file" and file["file"]["filename"] == "report.pdf" and text["text"] == "Who has 2?"
-    kind, _, data = file["file"]["file_data"].partition(",")
-    assert kind == "data:text/plain;base64" and base64.b64decode(data).decode() == "One.\n\nZoë has 2."
-    assert body["temperature"] == 0 and body["max_tokens"] == 24 and "pcd" in body
-    chat.go()  # what was read is kept
-    chat.ask("And?")
-    assert [one["role"] for one in asked[1]["messages"]] == ["user", "assistant", "user"]
-    assert asked[1]["messages"][0]["content"] == message["content"]
-
-
-def test_the_real_server_reads_a_pdf_and_answers_about_it(chat: Chat, served: Server, tmp_path: Path) -> None:
+def test_a_document_is_read_by_the_server_and_sent_as_a_file(chat: Chat, served: Server, tmp_path: Path) -> None:
     pytest.importorskip("pypdf")
+    asked: list[dict[str, Any]] = []
+    chat.page.on("request", lambda it: asked.append(it.post_data_json) if it.url.endswith("/completions") else None)
     (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.4 and nothing that a PDF has")
     chat.watch.allow("status of 400")
     chat.choose("Attach files", tmp_path / "bad.pdf")
@@ -248,6 +205,16 @@ def test_the_real_server_reads_a_pdf_and_answers_about_it(chat: Chat, served: Se
     expect(chat.page.get_by_text(f"report.pdf ({read['n_tokens']} tokens)")).to_be_visible()
     said = chat.ask("Who signed it?")
     expect(said).to_contain_text(re.compile(r"[12] passages?\s+of report.pdf w(as|ere) read again"))
+    (message,) = asked[0]["messages"]
+    sent, text = message["content"]
+    assert sent["type"] == "file" and sent["file"]["filename"] == "report.pdf" and text["text"] == "Who signed it?"
+    kind, _, data = sent["file"]["file_data"].partition(",")
+    assert kind == "data:text/plain;base64" and base64.b64decode(data).decode() == read["text"]
+    assert asked[0]["temperature"] == 0 and asked[0]["max_tokens"] == 24 and "pcd" in asked[0]
+    chat.go()  # what was read is kept
+    chat.ask("And?")
+    assert [one["role"] for one in asked[1]["messages"]] == ["user", "assistant", "user"]
+    assert asked[1]["messages"][0]["content"] == message["content"]
 
 
 def test_a_message_waits_for_its_files(chat: Chat, script: Script) -> None:
