@@ -12,13 +12,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import BASE, PROMPTS, SECONDS, SMALL, N, ask, is_greedy, within
+from serving import BASE, PROMPTS, SECONDS, SMALL, N, Quiet, ask, is_greedy, listening, within
 
 import pypcd
 from pypcd import machine
@@ -178,6 +179,29 @@ def test_one_is_killed_and_the_other_goes_on(
             return active > 0
 
         assert within(gets_some)
+
+
+def test_nginx_holds_nothing_back(tmp_path: Path) -> None:
+    """In place of a server: what writes one event, and the next one only when that has arrived."""
+    arrived = threading.Event()
+
+    class Slow(Quiet):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            for i in range(2):
+                self.wfile.write(b"data: %d\n\n" % i)
+                assert arrived.wait(SECONDS)
+
+    with listening(Slow) as port:
+        upstream: Any = SimpleNamespace(port=port)
+        with nginx([upstream, upstream], tmp_path) as proxy:
+            connection, response = stream(proxy.port)
+            assert response.readline() == b"data: 0\n"
+            arrived.set()
+            assert response.read() == b"\ndata: 1\n\n"
+            connection.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes: run it on Linux or a Mac")
