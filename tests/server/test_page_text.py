@@ -54,22 +54,15 @@ def test_code_has_colours_its_language_and_a_button_that_copies_it(chat: Chat, s
         chat.until(lambda wanted=wanted: chat.page.evaluate("navigator.clipboard.readText()") == wanted)
 
 
-def test_code_has_colours_when_it_is_complete(chat: Chat, script: Script) -> None:
-    stream = chat.begin().say("```js\nconst a = 1;\n", "const b = 2;\n")
-    expect(chat.answers.locator("pre")).to_contain_text("const b")
-    expect(chat.answers.locator("pre span")).to_have_count(0)
-    stream.say("```\n", "And ", "more")
-    expect(chat.answers).to_contain_text("And more")
-    expect(chat.answers.locator("pre .hljs-keyword")).to_have_count(2)
-    stream.end()
-    chat.finished()
-
-
-def test_what_is_complete_stays_while_the_rest_is_written(chat: Chat, script: Script) -> None:
+def test_what_is_complete_has_its_colours_and_stays_while_the_rest_is_written(chat: Chat, script: Script) -> None:
     """What is scrolled, selected or about to be clicked in it is not taken away."""
-    stream = chat.begin().say("<think>", "Hm.", "</think>", "```js\n" + "f(1) + " * 200 + "0\n```\n", "\nOne ", "two")
+    stream = chat.begin().say("<think>", "Hm.", "</think>", "```js\nconst a = " + "f(1) + " * 200 + "0\n")
     box = chat.named("group", "Code: JavaScript", chat.answers)
+    expect(chat.answers.locator("pre")).to_contain_text("const a")
+    expect(chat.answers.locator("pre span")).to_have_count(0)
+    stream.say("```\n", "\nOne ", "two")
     expect(chat.answers).to_contain_text("One two")
+    expect(chat.answers.locator("pre .hljs-keyword")).to_have_count(1)
     box.evaluate("box => { box.scrollLeft = 50; window.box = box }")
     chat.answers.get_by_text("Reasoning").click()
     stream.say(" three", "\n\n* four", "\n* five", "\n\nsix")

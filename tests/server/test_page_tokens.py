@@ -169,11 +169,19 @@ def test_a_branch_is_what_the_server_says_behind_those_tokens(chat: Chat, served
     assert len(said) > len(kept) and (kept + rest).startswith(said)
 
 
-def test_a_branch_asks_for_its_tokens_and_no_others(chat: Chat, script: Script) -> None:
+def test_a_branch_asks_for_its_tokens_and_is_drawn_as_its_answer_was(chat: Chat, script: Script) -> None:
+    """Whatever is set by then: sampling, system message, PCD."""
+    chat.set(temperature=0.3, top_p=0.6, seed=7, system_message="Be brief.")
+    chat.pcd("^window")
     chat.told(*(event(f" w{n}", n, top_logprobs=candidates(1, 2, 3)) for n in (1, 2, 1)))
+    before = script.streams[0].body
+    chat.set(temperature=0.9, top_p=0.1, seed=8, system_message="Be long.")
+    chat.pcd("^off")
     stream = go_on(chat, 1, "w3").say(" end")
     stream.end()
-    assert stream.body["prompt"] == [script.streams[0].body["prompt"], 1, 3]
+    for name in ("temperature", "top_p", "seed", "pcd", "model"):
+        assert stream.body[name] == before[name], name
+    assert stream.body["prompt"] == [before["prompt"], 1, 3]
     answer = chat.finished()
     assert chat.copied(answer) == " w1 w3 end"
     # what stays, and the token that was chosen by hand, can be opened too
@@ -209,21 +217,6 @@ def test_the_server_counts_one_twin_at_most_where_the_first_token_was_sure() -> 
             body = {"pcd": {"min_first_entropy": 0.0, "relative_top": 0.0}, "n_predict": 6}
             timings = complete(server, sure, **body)["timings"]
             assert timings["pcd_twins"] > 1 or timings["pcd_contrasted"] > 0
-
-
-def test_a_branch_is_drawn_as_its_answer_was(chat: Chat, script: Script) -> None:
-    """Whatever is set by then: sampling, system message, PCD."""
-    chat.set(temperature=0.3, top_p=0.6, seed=7, system_message="Be brief.")
-    chat.pcd("^window")
-    chat.told(event(" w1", 1, top_logprobs=candidates(1, 2)))
-    before = script.streams[0].body
-    chat.set(temperature=0.9, top_p=0.1, seed=8, system_message="Be long.")
-    chat.pcd("^off")
-    stream = go_on(chat, 0, "w2").say(" end")
-    stream.end()
-    for name in ("temperature", "top_p", "seed", "pcd", "model"):
-        assert stream.body[name] == before[name], name
-    assert stream.body["prompt"] == [before["prompt"], 2]
 
 
 # -- the comparison ---------------------------------------------------------------------------------------------------
