@@ -21,7 +21,7 @@ nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
 
 # Environment: the first version of Python for it, and what is installed for each recipe, at the version that was tried. In one
-# environment are packages that can live together. The tests of "x-y" are tests/consumers/test_x_y.py.
+# environment are packages that can live together. Their tests are tests/consumers.
 CONSUMERS: dict[str, tuple[tuple[int, int], dict[str, tuple[str, ...]]]] = {
     "quick": (
         (3, 10),
@@ -81,9 +81,8 @@ def consumers(environment: str, first: tuple[int, int], packages: dict[str, tupl
         names = [name for name in packages if not asked or asked & {environment, name}]
         tools = ("pytest>=8", "hypothesis", "gguf>=0.10", "ruff==0.17.6")  # that the tests themselves need
         install(session, *tools, *(requirement for name in packages for requirement in packages[name]))
-        modules = [f"tests/consumers/test_{name.replace('-', '_')}.py" for name in names]
         more = [test for name in names for test in MORE_TESTS.get(name, [])]
-        session.run("pytest", *modules, *more, env={"PYPCD_CONSUMERS": "1"})
+        session.run("pytest", "tests/consumers", *more, env={"PYPCD_CONSUMERS": ",".join(names)})
 
 
 for name, (first, packages) in CONSUMERS.items():

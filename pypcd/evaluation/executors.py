@@ -16,6 +16,7 @@ import logging
 import multiprocessing
 import os
 import pathlib
+import pickle
 import signal
 import sys
 import threading
@@ -188,7 +189,8 @@ class Cluster(Executor, contextlib.AbstractContextManager["Cluster"]):
     def everywhere(self, call: Callable[[], T]) -> dict[str, T]:
         with self._connected():
             asked = {
-                worker: self._client.submit(_done, call, workers=[worker], pure=False) for worker in self._workers()
+                worker: self._client.submit(pickle.loads, _called(call), workers=[worker], pure=False)
+                for worker in self._workers()
             }
             return {worker: _value(future.result()) for worker, future in asked.items()}
 
@@ -336,6 +338,20 @@ _ERRORS: dict[str, type[Exception]] = {
         UnsupportedError,
     )
 }
+
+
+class _Call:
+    """A call as something to unpickle: what cannot be imported there is then an error of the task, which Dask brings back."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _done, (self._function,)
+
+
+def _called(function: Callable[[], Any]) -> bytes:
+    return pickle.dumps(_Call(function))
 
 
 def _done(call: Callable[[], T]) -> tuple[tuple[str, str] | None, T | None]:

@@ -81,13 +81,6 @@ def test_a_pasted_page_is_one_message(chat: Chat, tmp_path: Path) -> None:
         assert terminal.leave() == 0
 
 
-def test_arrow_keys_edit_the_line(chat: Chat, tmp_path: Path) -> None:
-    left, home, delete = "\x1b[D", "\x1b[H", "\x1b[3~"
-    with chat() as terminal:
-        terminal.enter("helo" + left + "l" + home + "X" + home + delete + "s")  # X in front, taken out again, then s
-        assert saved(terminal, tmp_path / "talk.json")[0]["content"] == "shello"
-
-
 def test_history_goes_on_in_the_next_run(chat: Chat, tmp_path: Path) -> None:
     up, talk = "\x1b[A", tmp_path / "talk.json"
     with chat() as terminal:
@@ -259,7 +252,7 @@ def test_compare_draws_both_answers_side_by_side_as_they_come(chat: Chat) -> Non
     assert sum("PCD paper " in row and "| PCD off" in row for row in rows) == 1  # each drawing went over the one before
     assert max(map(wcwidth.wcswidth, rows)) <= 100 and len(rows) > 4
     assert raw.count("| PCD off") >= 2  # with the first piece, and at the end
-    assert text.count("300 tokens") == 2
+    assert len(re.findall(r"(?m)^300 tokens \|", text)) == 2  # "changed 7 of 300 tokens" stands in one of them
 
 
 def test_compare_of_long_answers_on_a_low_screen_ends_with_all_of_both(chat: Chat) -> None:

@@ -13,7 +13,7 @@ import pypcd
 from pypcd.cli import main
 from pypcd.cli import tune as command
 from pypcd.evaluation import Paired, Plan, paired
-from pypcd.evaluation.tune import ALL, FEW_SETTINGS, SETTINGS, Tried, Tuned, tune
+from pypcd.evaluation.tune import ALL, FEW_SETTINGS, SETTINGS, Tried, Tuned
 
 SETTING, OTHER = "window:relative_top=0.3", "window:relative_top=0.1"
 
@@ -168,26 +168,6 @@ def test_a_quick_run_says_how_little_it_tells(
     assert "18 long questions judge, of which at least 6 must differ" in last and "costs less than 2 points" in last
     called(result, monkeypatch, tmp_path, "--everyday", "4", "--profile", "demo-quick.pcd.json")
     assert "quick" not in capsys.readouterr().out
-
-
-def test_a_stopped_run_shows_what_is_done(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    arguments = ["tune", "demo", "--quick", "--length", "250", "--n", "6", "--threads", "1"]
-
-    def stop(plan: Plan, directory: Path, **how: Any) -> Tuned:
-        tune(plan, directory, **how)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "tune", stop)
-    assert main(arguments) == 130
-    out, said = capsys.readouterr()
-    rows = {line.split()[0]: line.split()[1] for line in out.splitlines() if line.startswith(FEW_SETTINGS)}
-    assert rows.keys() == set(FEW_SETTINGS) and all(value[0] in "+-" for value in rows.values())
-    assert "run the same command again" in flat(said) and not list(tmp_path.glob("*.json"))
-    monkeypatch.setattr(command, "tune", tune)
-    assert main(arguments) == 0  # it goes on
 
 
 # -- real runs -------------------------------------------------------------------------------------------------------

@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
-from typing import Any
 
 import pytest
 
 import pypcd
 from pypcd.cli import demo, main
-from pypcd.evaluation import Directory, ModelTokenizer, Plan, Sample, evaluate, task
-from pypcd.evaluation.run import Worker
+from pypcd.evaluation import ModelTokenizer, Sample, task
 from pypcd.evaluation.tasks.kv import KV_SHORT
 
 PAIRS = (16, 40, 80, 120)
-ONE = {"n_threads": 1, "n_threads_batch": 1}
-LENGTH = 140  # 8 pairs
 
 
 @pytest.fixture(scope="module")
 def llm() -> pypcd.Llama:
     return pypcd.Llama("demo", n_ctx=2048, n_threads=1, n_threads_batch=1)
-
-
-@pytest.fixture(scope="module")
-def samples(llm: pypcd.Llama) -> list[Sample]:
-    return task(demo.TASK).samples(4, LENGTH, ModelTokenizer(llm), 0)
-
-
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
-    plan = Plan("demo", (demo.TASK,), tuple(demo.METHODS.values()), (LENGTH,), n=4, n_pool=2)
-    records = evaluate(plan, Directory(tmp_path_factory.mktemp("demo") / "run"), options=ONE).records
-    return {(key[2], key[3]): record["prediction"].strip() for key, record in records.items()}
 
 
 def digest(samples: list[Sample]) -> bytes:
@@ -51,37 +34,6 @@ def test_the_questions_are_those_of_the_published_figures(llm: pypcd.Llama) -> N
             assert samples == list(KV_SHORT.questions(n, n_pairs, seed))
             whole.update(digest(samples))
     assert whole.hexdigest() == "3bdb5f69313e07e4179b250f4f346058079900035b0870b430dfe26aabb42efa"
-
-
-def test_the_controls_pool_is_of_other_questions_of_the_next_seed() -> None:
-    plan = Plan("demo", (demo.TASK,), ("control",), demo.LENGTHS[:2], n=75, n_pool=demo.N_POOL)
-    worker = Worker(plan, ONE)
-    for length, n_pairs in zip(plan.lengths, PAIRS):
-        samples, pool = worker.cell(demo.TASK, length)
-        assert samples == list(KV_SHORT.questions(75, n_pairs, 0))
-        others = [sample.prompt for sample in KV_SHORT.questions(12, n_pairs, 1)]
-        assert list(pool[: plan.n_pool]) == others and len(others) == plan.n_pool
-    worker.close()
-
-
-def generated(llm: pypcd.Llama, sample: Sample, pcd: bool) -> list[int]:
-    llm.reset()
-    prompt = llm.tokenize(sample.prompt.text.encode(), special=False)
-    ends = {llm.token_eos()}
-    return list(
-        itertools.islice(itertools.takewhile(lambda t: t not in ends, llm.generate(prompt, temp=0.0, pcd=pcd)), 21)
-    )
-
-
-def text(llm: pypcd.Llama, tokens: list[int]) -> str:
-    return llm.detokenize(tokens).decode("utf-8", "replace").strip()
-
-
-def test_answers_are_those_of_llama(llm: pypcd.Llama, samples: list[Sample], answers: dict[Any, Any]) -> None:
-    assert set(answers) == {(i, method) for i in range(4) for method in demo.METHODS.values()}
-    for sample, pcd in (*((sample, False) for sample in samples), (samples[0], True)):
-        answer = answers[sample.index, "pcd" if pcd else "greedy"]
-        assert answer and text(llm, generated(llm, sample, pcd)).startswith(answer)
 
 
 def test_the_command_prints_figures_that_add_up(
@@ -143,14 +95,3 @@ def test_a_question_can_be_had_by_its_number(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         main(["demo", "--n", "1"])
     assert "--n: '1'; allowed: an integer of at least 2" in capsys.readouterr().err
-
-
-def test_where_pcd_is_disabled_there_is_no_demo(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(demo, "LENGTHS", (120,))
-    monkeypatch.setattr(demo, "METHODS", {"greedy": "greedy", "PCD": "pcd"})
-    monkeypatch.setenv("PYPCD_DISABLE", "1")
-    assert main(["demo", "--n", "2", "--threads", "1"]) == 1
-    out, err = capsys.readouterr()
-    assert out == "" and "PYPCD_DISABLE is set" in err

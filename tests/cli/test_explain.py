@@ -112,12 +112,6 @@ def test_the_right_answers_tokens_are_marked_and_always_listed(llm, vocabulary, 
     assert written == SAMPLE.answers[0]  # with PCD the demo model is right here
 
 
-def test_a_right_answer_that_no_candidate_begins_is_listed_below(llm, vocabulary, prompt) -> None:
-    [step] = explain(Session(llm), prompt, pypcd.PCDConfig(), vocabulary, n_tokens=1, n_top=1, gold="{")
-    [gold] = [c for c in step.candidates if c.is_gold]
-    assert gold is step.candidates[-1] and gold.rank_before > 1
-
-
 PLAIN_TWICE = ["min_context", "min_context", None, None]
 
 

@@ -19,11 +19,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from recipe import ON, Folder, N, check_greedy, folder, recipe, server, with_setting
+from recipe import ON, Folder, N, check_greedy, folder, needs, recipe, server, with_setting
 from serving import ask, within
 
 from pypcd import machine
 from pypcd.server import Server
+
+
+@pytest.fixture(autouse=True)
+def asked_for() -> None:
+    needs("pypcd", "webuis")
 
 
 def events(text: str) -> list[Any]:
@@ -35,39 +40,15 @@ def events(text: str) -> list[Any]:
 # -- text-generation-webui --------------------------------------------------------------------------------------------
 
 # what it sends with each prompt, as its defaults are but for the temperature
-SAMPLING: dict[str, Any] = {
-    "temperature": 0,
-    "dynatemp_range": 0,
-    "dynatemp_exponent": 1,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.05,
-    "top_n_sigma": -1,
-    "adaptive_target": -1,
-    "adaptive_decay": 0.9,
-    "typical_p": 1.0,
-    "repeat_penalty": 1.0,
-    "repeat_last_n": 1024,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "dry_multiplier": 0,
-    "dry_base": 1.75,
-    "dry_allowed_length": 2,
-    "dry_penalty_last_n": 1024,
-    "xtc_probability": 0,
-    "xtc_threshold": 0.1,
-    "mirostat": 0,
-    "mirostat_tau": 5,
-    "mirostat_eta": 0.1,
-    "grammar": "",
-    "seed": -1,
-    "ignore_eos": False,
-    "dry_sequence_breakers": ["\n", ":", '"', "*"],
-    "samplers": ["penalties", "dry", "top_n_sigma", "temperature", "top_k", "top_p", "typ_p", "min_p", "xtc"],
-    "n_predict": N,
-    "stream": True,
-    "cache_prompt": True,
-}
+SAMPLING = json.loads(
+    """{"temperature": 0, "dynatemp_range": 0, "dynatemp_exponent": 1, "top_k": 0, "top_p": 1.0, "min_p": 0.05,
+    "top_n_sigma": -1, "adaptive_target": -1, "adaptive_decay": 0.9, "typical_p": 1.0, "repeat_penalty": 1.0,
+    "repeat_last_n": 1024, "presence_penalty": 0.0, "frequency_penalty": 0.0, "dry_multiplier": 0, "dry_base": 1.75,
+    "dry_allowed_length": 2, "dry_penalty_last_n": 1024, "xtc_probability": 0, "xtc_threshold": 0.1, "mirostat": 0,
+    "mirostat_tau": 5, "mirostat_eta": 0.1, "grammar": "", "seed": -1, "ignore_eos": false,
+    "dry_sequence_breakers": ["\\n", ":", "\\"", "*"], "n_predict": 32, "stream": true, "cache_prompt": true,
+    "samplers": ["penalties", "dry", "top_n_sigma", "temperature", "top_k", "top_p", "typ_p", "min_p", "xtc"]}"""
+)
 
 
 @contextlib.contextmanager
@@ -151,9 +132,3 @@ def test_open_webui_lists_a_model_for_each_setting_and_each_answers_as_llama(fol
 @pytest.mark.parametrize("pcd", [ON, {"beta": 2.5, "relative_top": 0.1}])
 def test_open_webuis_parameter_reaches_the_server(folder: Folder, server: Server, pcd: Any) -> None:
     check_greedy(folder, lambda setting: chat(server, folder, pcd=pcd if setting else False))
-
-
-def test_what_it_asks_for_a_title_is_answered(folder: Folder, server: Server) -> None:
-    body = {"model": "model:pcd-unsure", "messages": [{"role": "user", "content": folder.question}], "stream": False}
-    status, answer = ask(server, "/v1/chat/completions", {**body, "max_tokens": 8}, **HEADERS)
-    assert status == 200 and answer["choices"][0]["message"]["content"]

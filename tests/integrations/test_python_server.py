@@ -140,11 +140,6 @@ def llm(tiny: Tiny) -> Iterator[pypcd.Llama]:
     opened.close()
 
 
-def test_the_settings_differ_or_the_rest_shows_nothing(llm: pypcd.Llama) -> None:
-    said = [llm(PROMPT, max_tokens=12, temperature=0, pcd=s)["choices"][0]["text"] for s in SETTINGS]
-    assert len({*said}) >= 4 and said[4] == said[5] and said[6] == said[1]
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_answers_are_those_of_pypcd_llama(setting: Any, stream: bool, server: Server, llm: pypcd.Llama) -> None:
@@ -152,11 +147,6 @@ def test_answers_are_those_of_pypcd_llama(setting: Any, stream: bool, server: Se
     options: Any = {"max_tokens": 12, "temperature": 0, "pcd": setting, "stream": stream}
     assert server.complete(stream, pcd=setting) == written(llm(PROMPT, **options))
     assert server.chat(stream, pcd=setting) == written(llm.create_chat_completion(MESSAGES, **options))
-
-
-def test_without_it_the_setting_is_that_of_the_environment(server: Server, llm: pypcd.Llama) -> None:
-    wanted = llm(PROMPT, max_tokens=12, temperature=0)["choices"][0]["text"]
-    assert server.complete() == server.complete(pcd=DEFAULT) == wanted
 
 
 def test_a_stream_that_is_left_leaves_no_setting_behind(server: Server, llm: pypcd.Llama) -> None:
@@ -214,36 +204,6 @@ def test_what_llama_checks_is_the_clients_mistake(server: Server) -> None:
     schemas = server.get("/openapi.json")["components"]["schemas"]
     for name in ("CreateCompletionRequest", "CreateChatCompletionRequest"):
         assert {"pcd", "max_tokens"} <= schemas[name]["properties"].keys()
-
-
-# --- on a stock library ---
-
-
-@pytest.fixture(scope="module")
-def stock_server(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    log = tmp_path_factory.mktemp("stock") / "log"
-    started = Server(log, tiny("llama"), PYPCD=WINDOW, PYPCD_ENGINE="stock")
-    yield started
-    started.stop()
-
-
-WINDOW = "window:window=6:gamma=5"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("setting", [None, False, "unsure", WINDOW, SETTINGS[3]], ids=str)
-def test_answers_are_those_of_the_native_engine(
-    setting: Any, stream: bool, stock_server: Server, llm: pypcd.Llama
-) -> None:
-    options: Any = {"max_tokens": 12, "temperature": 0, "pcd": WINDOW if setting is None else setting, "stream": stream}
-    assert stock_server.complete(stream, pcd=setting) == written(llm(PROMPT, **options))
-    assert stock_server.chat(stream, pcd=setting) == written(llm.create_chat_completion(MESSAGES, **options))
-
-
-def test_what_needs_the_native_part_is_a_400_that_says_so(stock_server: Server) -> None:
-    status, answer = stock_server.post("/v1/completions", prompt="a", pcd="paper")
-    assert status == 400 and 'perturbation="over-rotation" needs pypcd\'s own libllama' in answer["error"]["message"]
-    assert stock_server.complete(), "it serves on"
 
 
 # --- where it is not installed ---

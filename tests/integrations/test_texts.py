@@ -171,23 +171,6 @@ def test_scores_are_the_references_contrast_without_a_cut(setting: str, tiny: Ti
         assert one == pytest.approx(value, abs=limit * len(rest)) and is_one == is_greedy
 
 
-def test_a_score_is_what_pcd_logits_shows(tiny: Tiny, load: Load) -> None:
-    config = PCDConfig(beta=1.5, relative_top=0.5)
-    llm = load(tiny("llama"), False, n_seq_max=5)
-    context, rest = PAIRS[0]
-    ((value, _),) = scores(llm, [(context, rest[:1])], config)
-    llm.pcd = config
-    llm.eval(context)
-    rows = llm.pcd_logits()
-    assert rows.local is not None
-    row = 2.5 * rows.standard.astype(np.float64) - 1.5 * rows.local
-    limit = 2 * contrasted(rounding(tiny("llama")) * turn(tiny("llama"), config), 1.5)
-    assert value == pytest.approx(log_softmax(row)[rest[0]], abs=limit)
-    cut = log_softmax(native_row(llm))
-    outside = np.flatnonzero(~np.isfinite(rows.contrasted))
-    assert cut[outside].max() < -55 < log_softmax(row)[outside].min(), "what the cut does to a text"
-
-
 @pytest.mark.parametrize("setting", ["beta=2.5:gamma=4", "beta=4:relative_top=0.9", "window:window=4:gamma=3", STOCK])
 def test_greedy_means_what_generation_writes_with_its_cut(setting: str, tiny: Tiny, load: Load) -> None:
     """The best token of the whole row is often another one, which the cut excludes."""

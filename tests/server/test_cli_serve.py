@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,19 +65,10 @@ def ended(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT
     return err
 
 
-def post(url: str, body: str | None = None, **fields: Any) -> Any:
-    """An answer; a GET if there is nothing to send."""
-    data = (body or json.dumps(fields)).encode() if body or fields else None
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+def post(url: str, **fields: Any) -> Any:
+    request = urllib.request.Request(url, json.dumps(fields).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=SECONDS) as answer:
         return json.load(answer)
-
-
-def tried(line: str) -> str:
-    """What the model says to the line to try, sent without curl."""
-    words = shlex.split(line)
-    assert words[0] == "curl"
-    return post(words[2], words[4])["choices"][0]["message"]["content"]
 
 
 def is_gone(port: int) -> bool:
@@ -89,34 +79,21 @@ def is_gone(port: int) -> bool:
 # -- it works ---------------------------------------------------------------------------------------------------------
 
 
-def test_of_several_models_it_says_what_each_does(tiny: Tiny) -> None:
+def test_of_several_models_it_says_what_each_does(tiny: Tiny, tmp_path: Path) -> None:
+    """Those of a folder are loaded when they are asked for; one that cannot run PCD is served plainly."""
     mamba = tiny("mamba")
-    with serving("demo=cautious", str(mamba)) as process:
+    shutil.copy(tiny("llama"), tmp_path / "late.gguf")
+    with serving("demo=cautious", str(mamba), str(tmp_path)) as process:
         assert process.stdout
         lines = [process.stdout.readline() for _ in range(6)]
-        assert lines[0].startswith("2 models | ")
-        assert lines[1].split()[:3] == ["demo", "PCD", "cautious"] and lines[2].split()[:3] == [
-            mamba.stem,
-            "PCD",
-            "off",
-        ]
-        assert tried(lines[5].split(None, 1)[1])
+        assert lines[0].startswith("3 models | ")
+        settings = [("demo", "cautious"), (mamba.stem, "off"), ("late", "off")]
+        assert [line.split()[:3] for line in lines[1:4]] == [[name, "PCD", setting] for name, setting in settings]
+        assert ["loaded when it is asked for" in line for line in lines[1:4]] == [False, False, True]
+        address = lines[4].split()[1]
+        assert post(address + "completion", model="late:pcd-window", prompt="a", n_predict=1)["model"] == "late"
         err = ended(process)
-    assert err.startswith(f"pypcd: {mamba.stem}: PCD cannot run here: ") and err.count("\n") == 1
-
-
-def test_a_folders_models_are_loaded_when_they_are_asked_for(tiny: Tiny, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        shutil.copy(tiny("llama"), tmp_path / f"{name}.gguf")
-    with serving(str(tmp_path), "--pcd", "cautious") as process:
-        assert process.stdout
-        lines = [process.stdout.readline() for _ in range(6)]
-        assert [line.split()[:3] for line in lines[1:3]] == [[name, "PCD", "cautious"] for name in "ab"]
-        assert all("loaded when it is asked for" in line for line in lines[1:3])
-        address = lines[3].split()[1]
-        for name in ("b", "a:pcd-window"):
-            assert post(address + "completion", model=name, prompt="a", n_predict=1)["model"] == name[0]
-        assert ended(process) == ""
+    assert err.startswith(f"pypcd: {mamba.stem}: PCD cannot run here: ")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -125,7 +102,7 @@ def test_it_says_where_it_is_and_ends_cleanly(number: signal.Signals) -> None:
         said = greeting(process)
         assert said["head"].startswith("demo | PCD cautious unless a request says otherwise")
         assert shlex.split(said["try"])[2] == said["OpenAI"] + "/chat/completions"
-        assert '"demo:pcd-cautious"' in said["try"] and tried(said["try"])
+        assert '"demo:pcd-cautious"' in said["try"]
         with urllib.request.urlopen(said["page"], timeout=SECONDS) as answer:
             assert b"<title>" in answer.read()
         assert ended(process, number) == ""
@@ -145,16 +122,6 @@ def test_pcd_is_off_until_a_request_asks_and_one_line_says_how() -> None:
         assert plain["tokens"] == off["tokens"] != unsure["tokens"]
         err = ended(process)
     assert re.fullmatch('pypcd: PCD is off; "pcd": .* --pcd SETTING .*\n', err)
-    with pypcd.Llama("demo", pcd=False, n_ctx=512, n_threads=1, n_threads_batch=1) as llm:
-        tokens = [token for token, _ in zip(llm.generate(llm.tokenize(prompt.encode()), temp=0), range(12))]
-    assert plain["tokens"] == tokens
-
-
-@pytest.mark.parametrize("args", [["demo", "--pcd", "off"], ["demo=unsure"]], ids=" ".join)
-def test_who_chose_a_setting_is_not_told_how(args: list[str]) -> None:
-    with serving(*args) as process:
-        greeting(process)
-        assert ended(process) == ""
 
 
 def test_it_ends_in_the_middle_of_an_answer() -> None:
@@ -176,25 +143,14 @@ def test_another_address_without_a_key_is_warned_of() -> None:
     assert "0.0.0.0" in warning and "--api-key KEY" in warning and warning.count("\n") == 1
 
 
-def test_a_key_is_asked_for_and_not_shown() -> None:
+def test_a_key_is_not_shown() -> None:
     with serving("demo", "--api-key", "secret", "--pcd", "off") as process:
         said = greeting(process)
         assert json.loads(shlex.split(said["try"])[-1])["model"] == "demo"  # there is no name for off
         assert "-H 'Authorization: Bearer KEY'" in said["try"] and "secret" not in str(said)
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(said["OpenAI"] + "/models", timeout=SECONDS)
+        assert ended(process) == "", "who chose a setting is not told how"
     command = server_module.Server("demo", port=0, api_key="secret").command
     assert "secret" not in str(command), "other users of the machine can read a command line"
-
-
-def test_a_model_that_cannot_run_pcd_is_served_plainly_and_says_why(tiny: Tiny) -> None:
-    with serving(str(tiny("mamba"))) as process:
-        said = greeting(process)
-        assert ":pcd" not in said["try"] and "| PCD off unless" in said["head"]
-        with pytest.raises(urllib.error.HTTPError, match="400") as error:
-            post(said["page"] + "completion", prompt="a", n_predict=1, pcd=True)
-        assert "Field 'pcd': PCD cannot run here: " in json.load(error.value)["error"]["message"]
-        assert ended(process).startswith("pypcd: PCD cannot run here: ")
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------
@@ -219,6 +175,7 @@ def fails(*args: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         ("demo --port 70000", "port is 70000"),
         ("demo --parallel 192", "parallel is 192"),
         ("demo --parallel x", "--parallel: 'x'"),
+        ("demo --port {taken}", "which 127.0.0.1 cannot listen on"),
         ("demo --host 300.1.1.1", "300.1.1.1"),
         ("demo --host 192.0.2.1", "192.0.2.1"),
         ("demo --port 0 -- --nosuch", "--nosuch"),
@@ -237,7 +194,6 @@ def fails(*args: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         ("demo -- --port 9000", "--port stands behind --"),
         ("demo -- -np 2", "-np stands behind --"),
         ("a,b.gguf", "'a,b'"),
-        ("demo a,b.gguf", "'a,b'"),
     ],
 )
 def test_a_mistake_is_one_sentence(
@@ -246,18 +202,10 @@ def test_a_mistake_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     shutil.copy(DEMO_MODEL, "a,b.gguf")
     Path("empty").mkdir()
-    status, said = fails(*line.split(), capsys=capsys)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        status, said = fails(*line.format(taken=other.getsockname()[1]).split(), capsys=capsys)
     assert status == 2 and word in said
     assert said.startswith("pypcd: ") and said.count("\n") == 1 or said.startswith("usage: ")
-
-
-def test_a_port_that_is_taken_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        status, said = fails("demo", "--port", str(port), capsys=capsys)
-    assert status == 2 and f"port is {port}, which 127.0.0.1 cannot listen on" in said
 
 
 def test_a_model_or_setting_that_does_not_run_is_status_1(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:

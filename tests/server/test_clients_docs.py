@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clients import package, said
-from serving import ask
+from clients import package
+from serving import ask, complete
 from test_cli_serve import greeting, serving
 
-import pypcd
 from pypcd.server import Server
 
 pytest_plugins = ["serving", "clients"]  # fixtures
@@ -48,6 +47,15 @@ def setting_of(text: str) -> Any:
     return json.loads(given[1]) if given else re.search(r"model:pcd-(\w+)", text)[1]
 
 
+def printed(text: str, server: Server, name: str) -> str:
+    """What a program of the page prints, with our server's address."""
+    assert OURS in text
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(text.replace(OURS, server.url), name, "exec"), {})  # noqa: S102  it is ours
+    return out.getvalue()
+
+
 def shell(line: str) -> Any:
     """What a line of a shell prints, which is JSON."""
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
@@ -57,18 +65,10 @@ def shell(line: str) -> Any:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # a program that ends need not close its client
-def test_a_program_prints_the_answer_of_llama_with_its_setting(
-    server: Server,
-    llm: pypcd.Llama,
-    name: str,
-) -> None:
+def test_a_program_prints_the_answer_with_its_setting(server: Server, name: str) -> None:
     package(name)
-    text = PROGRAMS[name].replace(OURS, server.url)
-    assert text != PROGRAMS[name]
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(compile(text, f"docs/serve.md, {name}", "exec"), {})  # noqa: S102  it is ours
-    said(llm, QUESTION, setting_of(text), out.getvalue()[:-1], n=32)
+    wanted = complete(server, QUESTION, pcd=setting_of(PROGRAMS[name]), n_predict=32)["content"]
+    assert printed(PROGRAMS[name], server, f"docs/serve.md, {name}") == wanted + "\n"
 
 
 def test_the_program_with_a_document_prints_answer_and_passages(
@@ -79,22 +79,19 @@ def test_the_program_with_a_document_prints_answer_and_passages(
     report = "The bridge was opened in 1931.\n\nSigned by Ruth Amsel.\n\nThe river is wide."
     (tmp_path / "report.txt").write_text(report, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(compile(text.replace(OURS, server.url), "docs/serve.md, Documents", "exec"), {})  # noqa: S102  it is ours
+    said = printed(text, server, "docs/serve.md, Documents")
     body = {"messages": [{"role": "user", "content": "Who signed it?"}], "documents": [{"name": "a", "text": report}]}
     status, answer = ask(server, "/v1/chat/completions", body)
     assert status == 200 and answer["timings"]["passages"]
     wanted = [answer["choices"][0]["message"]["content"], str(answer["timings"]["passages"])]
-    assert out.getvalue() == "\n".join(wanted) + "\n"
+    assert said == "\n".join(wanted) + "\n"
 
 
 @needs_curl
-def test_the_line_of_the_page_gives_the_answer_of_llama(server: Server, llm: pypcd.Llama) -> None:
+def test_the_line_of_the_page_gives_the_answer_with_its_setting(server: Server) -> None:
     assert OURS in LINE
     (choice,) = shell(LINE.replace(OURS, server.url))["choices"]
-    ended = choice["finish_reason"] == "stop"
-    said(llm, QUESTION, setting_of(LINE), choice["message"]["content"], n=32, ended=ended)
+    assert choice["message"]["content"] == complete(server, QUESTION, pcd=setting_of(LINE), n_predict=32)["content"]
 
 
 @needs_curl

@@ -9,19 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Chat, Open, Script, ask, candidates, complete, event, expect, prompt_of, question
+from browser import Chat, Open, Script, ask, complete, expect, prompt_of, question
 from documents import pdf
 
 from pypcd.server import Server
 
 pytest_plugins = ["browser"]  # fixtures
-
-DROP = """([element, files]) => {
-  const transfer = new DataTransfer();
-  for (const [name, type, text] of files) transfer.items.add(new File([text], name, {type}));
-  for (const what of ['dragenter', 'dragover', 'drop'])
-    element.dispatchEvent(new DragEvent(what, {dataTransfer: transfer, bubbles: true, cancelable: true}));
-}"""
 
 
 def count(server: Server, text: str) -> int:
@@ -45,25 +38,10 @@ def room(chat: Chat) -> tuple[int, int]:
     return int(found[0][0]), int(found[0][1])
 
 
-def drop(chat: Chat, *files: tuple[str, str, str]) -> None:
-    chat.message.evaluate("(element, files) => (" + DROP + ")([element, files])", [list(one) for one in files])
-
-
 def paste(chat: Chat, text: str) -> None:
     chat.message.focus()
     chat.page.evaluate("text => navigator.clipboard.writeText(text)", text)
     chat.page.keyboard.press("ControlOrMeta+v")
-
-
-def choose(chat: Chat, button: str, path: Path) -> None:
-    """Give a file to the button that asks for one."""
-    with chat.page.expect_file_chooser() as chooser:
-        chat.button(button).click()
-    chooser.value.set_files(path)
-
-
-def removers(chat: Chat) -> Any:
-    return chat.page.get_by_role("button", name=re.compile("^Remove "))
 
 
 # -- long texts -------------------------------------------------------------------------------------------------------
@@ -77,14 +55,17 @@ def long_question(server: Server, n_tokens: int) -> tuple[str, str]:
     return question(n)
 
 
-def test_a_paste_of_2000_tokens(chat: Chat, served: Server) -> None:
+def test_a_short_paste_stays_text_and_a_long_one_becomes_a_file_of_2000_tokens(chat: Chat, served: Server) -> None:
     text, _ = long_question(served, 2000)
     n = count(served, text)
     assert n > 1900
     chat.read_no_documents()
+    paste(chat, "short")
+    expect(chat.message).to_have_value("short")
+    chat.until(lambda: abs(room(chat)[0] - count(served, "short")) <= 2)
     paste(chat, text)
-    expect(removers(chat)).to_have_count(1)
-    expect(chat.message).to_have_value("")
+    expect(chat.removers()).to_have_count(1)
+    expect(chat.message).to_have_value("short")
     chat.until(lambda: n - 5 <= room(chat)[0] <= n + 40)
     n_ctx = ask(served, "/props")[1]["default_generation_settings"]["n_ctx"]
     assert room(chat)[1] == n_ctx
@@ -94,7 +75,7 @@ def test_a_paste_of_2000_tokens(chat: Chat, served: Server) -> None:
     # what was asked is what the server was given: its own answer to that prompt is the same
     file_name = re.search(r"pasted-\d+\.txt", chat.questions.inner_text())
     assert file_name
-    wanted = complete(served, prompt_of(served, f"{file_name[0].strip()}:\n\n{text}"), n_predict=12)
+    wanted = complete(served, prompt_of(served, f"{file_name[0]}:\n\n{text}\n\nshort"), n_predict=12)
     assert said == wanted["content"]
     used, _ = room(chat)
     assert abs(used - (wanted["tokens_evaluated"] + len(wanted["tokens"]))) <= 2
@@ -163,51 +144,37 @@ def test_the_server_reports_reading_as_the_script_does(served: Server) -> None:
     assert sum(0 < report["processed"] < report["total"] for report in reports) >= 3  # so that the bar moves
 
 
-def test_the_count_follows_what_is_written(chat: Chat, served: Server) -> None:
-    counts = []
-    for text in ("", "Hello", "Hello and 12 tokens more or less of some words"):
-        chat.message.fill(text)
-        wanted = count(served, text) if text else 0
-        chat.until(lambda wanted=wanted: abs(room(chat)[0] - wanted) <= 2)
-        counts.append(room(chat)[0])
-    assert counts == sorted(set(counts))
-
-
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_files_are_dropped_attached_and_removed(chat: Chat, script: Script, served: Server, tmp_path: Path) -> None:
-    drop(
-        chat, ("one.txt", "text/plain", "first file"), ("two.md", "text/markdown", "# second"), ("no.py", "", "print()")
+def test_files_are_dropped_attached_removed_and_taken_out_of_a_question(
+    chat: Chat, script: Script, served: Server, tmp_path: Path
+) -> None:
+    chat.drop(
+        ("one.txt", "text/plain", "first file"), ("two.md", "text/markdown", "# second"), ("no.py", "", "print()")
     )
-    expect(removers(chat)).to_have_count(3)
+    expect(chat.removers()).to_have_count(3)
     for name in ("one.txt", "two.md"):
         expect(chat.button(f"Remove {name}")).to_be_visible()
     chat.button("Remove no.py").click()
     (tmp_path / "three.csv").write_text("a,b\n1,2\n")
-    choose(chat, "Attach files", tmp_path / "three.csv")
-    expect(removers(chat)).to_have_count(3)
+    chat.choose("Attach files", tmp_path / "three.csv")
+    expect(chat.removers()).to_have_count(3)
     chat.told("x", text="What is in them?")
     prompt = script.streams[-1].body["prompt"]
     places = [prompt.index(text) for text in ("one.txt", "first file", "# second", "a,b\n1,2", "What is in them?")]
     assert places == sorted(places) and "print()" not in prompt
     for name in ("one.txt", "two.md", "three.csv"):
         expect(chat.questions).to_contain_text(name)
-    expect(removers(chat)).to_have_count(0)
-
-
-def test_a_file_is_taken_out_of_a_question(chat: Chat, script: Script) -> None:
-    drop(chat, ("one.txt", "text/plain", "first file"), ("two.txt", "text/plain", "second file"))
-    expect(removers(chat)).to_have_count(2)
-    chat.told("x")
+    expect(chat.removers()).to_have_count(0)
     chat.button("Edit", chat.questions).click()
     chat.button("Remove one.txt", chat.questions).click()
-    expect(removers(chat)).to_have_count(1)
+    expect(chat.removers()).to_have_count(2)
     chat.button("Send again").click()
-    script.next(chat).say("y").end()
+    prompt = script.next(chat).say("y").body["prompt"]
+    script.streams[-1].end()
     chat.finished()
-    prompt = script.streams[-1].body["prompt"]
-    assert "second file" in prompt and "first file" not in prompt
+    assert "# second" in prompt and "first file" not in prompt
     chat.button("Previous version", chat.questions).click()
     expect(chat.questions).to_contain_text("one.txt")  # the other version has it still
 
@@ -215,105 +182,39 @@ def test_a_file_is_taken_out_of_a_question(chat: Chat, script: Script) -> None:
 def test_what_is_no_text_is_refused_with_a_sentence(chat: Chat, tmp_path: Path) -> None:
     chat.read_no_documents()
     (tmp_path / "picture.png").write_bytes(bytes(range(256)) * 20)
-    choose(chat, "Attach files", tmp_path / "picture.png")
+    chat.choose("Attach files", tmp_path / "picture.png")
     expect(chat.alert).to_contain_text("picture.png")
-    expect(removers(chat)).to_have_count(0)
+    expect(chat.removers()).to_have_count(0)
 
 
-def sse(*parts: dict[str, Any]) -> str:
-    return "".join(f"data: {json.dumps(part)}\n\n" for part in parts) + "data: [DONE]\n\n"
-
-
-def test_a_document_is_read_by_the_server_and_sent_as_a_file(chat: Chat, script: Script, served: Server) -> None:
-    """As the server of documents answers: POST /documents, and a chat whose answer names the passages."""
-    read: list[dict[str, Any]] = []
-    asked: list[dict[str, Any]] = []
-
-    def document(route: Any) -> None:
-        read.append(route.request.post_data_json)
-        n = 10_531 if read[-1]["filename"] == "large.pdf" else 31
-        route.fulfill(json={"name": read[-1]["filename"], "text": "One.\n\nZoë has 2.", "n_tokens": n})
-
-    def answer(route: Any) -> None:
-        asked.append(route.request.post_data_json)
-        told = {"prompt_n": 9, "cache_n": 0, "predicted_per_second": 9.0, "passages": ["Zoë has 2."]}
-        words = [event(" w1", 1, top_logprobs=candidates(1, 2)), event("", 5), event("🎉", 6)]
-        parts = [
-            {
-                "choices": [
-                    {
-                        "delta": {"content": one["content"]},
-                        "finish_reason": None,
-                        "logprobs": {"content": one["completion_probabilities"]},
-                    }
-                ],
-                "timings": {**told, "predicted_n": n},
-            }
-            for n, one in enumerate(words, start=1)
-        ]
-        end = {"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": {**told, "predicted_n": 3}}
-        route.fulfill(body=sse(*parts, end), content_type="text/event-stream")
-
-    chat.page.context.route("**/documents", document)
-    chat.page.context.route("**/v1/chat/completions", answer)
-    content = "%PDF-1.7 \x00\x01"
-    drop(chat, ("large.pdf", "application/pdf", content))
-    expect(chat.page.get_by_text("large.pdf (10,531 tokens)")).to_be_visible()
-    expect(chat.page.get_by_text("too long")).to_be_visible()
-    chat.send("Who has 2?")
-    expect(chat.alert).to_contain_text(
-        re.compile(r"This takes 10,531 tokens, and the context has [\d,]+\. Shorten it, or start")
-    )
-    chat.button("Remove large.pdf").click()
-    drop(chat, ("report.pdf", "application/pdf", content))
-    expect(chat.page.get_by_text("report.pdf (31 tokens)")).to_be_visible()
-    expect(chat.alert).to_have_count(0)
-    assert read[1]["filename"] == "report.pdf"
-    assert base64.b64decode(read[0]["file_data"].partition(",")[2]) == content.encode()
-    chat.send("Who has 2?")
-    said = chat.finished()
-    expect(said).to_contain_text("1 passage of report.pdf was read again")
-    assert chat.copied(said) == " w1🎉"
-    body = asked[0]
-    (message,) = body["messages"]
-    file, text = message["content"]
-    assert file["type"] == "file" and file["file"]["filename"] == "report.pdf" and text["text"] == "Who has 2?"
-    kind, _, data = file["file"]["file_data"].partition(",")
-    assert kind == "data:text/plain;base64" and base64.b64decode(data).decode() == "One.\n\nZoë has 2."
-    assert body["temperature"] == 0 and body["max_tokens"] == 24 and "pcd" in body
-    # another candidate goes on behind the same passages
-    dialog = chat.open_token(chat.tokens(said).first)
-    dialog.get_by_role("button", name=re.compile("^Go on with .*w2")).click()
-    stream = script.next(chat).say(" end")
-    stream.end()
-    prompt, chosen = stream.body["prompt"]
-    assert chosen == 2 and prompt == prompt_of(
-        served, "One.\n\nZoë has 2.\n\nFrom the text above:\n\nZoë has 2.\n\nWho has 2?"
-    )
-    assert chat.copied(chat.finished()) == " w2 end"
-    chat.go()  # what was read is kept
-    expect(chat.questions.first).to_contain_text("Who has 2?")
-    chat.ask("And?")
-    assert [one["role"] for one in asked[1]["messages"]] == ["user", "assistant", "user"]
-    assert asked[1]["messages"][0]["content"] == message["content"]
-
-
-def test_the_real_server_reads_a_pdf_and_answers_about_it(chat: Chat, served: Server, tmp_path: Path) -> None:
+def test_a_document_is_read_by_the_server_and_sent_as_a_file(chat: Chat, served: Server, tmp_path: Path) -> None:
     pytest.importorskip("pypdf")
+    asked: list[dict[str, Any]] = []
+    chat.page.on("request", lambda it: asked.append(it.post_data_json) if it.url.endswith("/completions") else None)
     (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.4 and nothing that a PDF has")
     chat.watch.allow("status of 400")
-    choose(chat, "Attach files", tmp_path / "bad.pdf")
+    chat.choose("Attach files", tmp_path / "bad.pdf")
     expect(chat.alert).to_contain_text("bad.pdf cannot be read as a PDF")
-    expect(removers(chat)).to_have_count(0)
+    expect(chat.removers()).to_have_count(0)
     pages = ["The bridge was opened in 1931.", "Signed by Ruth Amsel.", "It has nine arches."]
     (tmp_path / "report.pdf").write_bytes(pdf(*pages))
-    choose(chat, "Attach files", tmp_path / "report.pdf")
+    chat.choose("Attach files", tmp_path / "report.pdf")
     file = {"filename": "report.pdf", "file_data": base64.b64encode(pdf(*pages)).decode()}
     status, read = ask(served, "/documents", file)
     assert status == 200 and [part.strip() for part in read["text"].split("\n\n")] == pages
     expect(chat.page.get_by_text(f"report.pdf ({read['n_tokens']} tokens)")).to_be_visible()
     said = chat.ask("Who signed it?")
     expect(said).to_contain_text(re.compile(r"[12] passages?\s+of report.pdf w(as|ere) read again"))
+    (message,) = asked[0]["messages"]
+    sent, text = message["content"]
+    assert sent["type"] == "file" and sent["file"]["filename"] == "report.pdf" and text["text"] == "Who signed it?"
+    kind, _, data = sent["file"]["file_data"].partition(",")
+    assert kind == "data:text/plain;base64" and base64.b64decode(data).decode() == read["text"]
+    assert asked[0]["temperature"] == 0 and asked[0]["max_tokens"] == 24 and "pcd" in asked[0]
+    chat.go()  # what was read is kept
+    chat.ask("And?")
+    assert [one["role"] for one in asked[1]["messages"]] == ["user", "assistant", "user"]
+    assert asked[1]["messages"][0]["content"] == message["content"]
 
 
 def test_a_message_waits_for_its_files(chat: Chat, script: Script) -> None:
@@ -331,14 +232,14 @@ def test_a_message_waits_for_its_files(chat: Chat, script: Script) -> None:
         else:
             route.fulfill(json={"name": "x", "text": text, "n_tokens": 3})
 
-    drop(chat, ("bad.pdf", "application/pdf", "x"), ("good.pdf", "application/pdf", "y"))
+    chat.drop(("bad.pdf", "application/pdf", "x"), ("good.pdf", "application/pdf", "y"))
     chat.send("Who?")
     read(None)
     read("Zoë has 2.")
     expect(chat.alert).to_contain_text("it is damaged")
     expect(chat.button("Remove good.pdf")).to_be_visible()  # the others are there
     assert not chat.questions.count() and chat.message.input_value() == "Who?"
-    drop(chat, ("slow.pdf", "application/pdf", "z"))
+    chat.drop(("slow.pdf", "application/pdf", "z"))
     chat.message.press("Enter")
     assert not chat.questions.count()
     asked: list[Any] = []
@@ -360,8 +261,8 @@ def test_the_page_goes_on_from_the_prompt_that_the_server_made(chat: Chat, serve
     text = "\n\n".join(
         f"Clause {i}: the bridge over river {i} has {i * 7} arches and was opened in {1900 + i}." for i in range(12)
     )
-    drop(chat, ("report.txt", "text/plain", text))
-    expect(removers(chat)).to_have_count(1)
+    chat.drop(("report.txt", "text/plain", text))
+    expect(chat.removers()).to_have_count(1)
     said = chat.ask("How many arches has river 4?")
     expect(said).to_contain_text(re.compile(r"of report.txt w(as|ere) read again"))
     bodies: list[str] = []
@@ -379,20 +280,10 @@ def test_the_page_goes_on_from_the_prompt_that_the_server_made(chat: Chat, serve
     assert end["timings"]["cache_n"] > 300 and end["timings"]["prompt_n"] <= 8
 
 
-@pytest.mark.parametrize("content", ["%PDF \x00", "%PDF-1.4 and text alone"])
-def test_what_the_server_says_of_a_document_is_told(chat: Chat, content: str) -> None:
-    error = {"error": {"code": 400, "message": "report.pdf is encrypted", "type": "invalid_request_error"}}
-    chat.page.context.route("**/documents", lambda route: route.fulfill(status=400, json=error))
-    chat.watch.allow("status of 400")
-    drop(chat, ("report.pdf", "application/pdf", content))
-    expect(chat.alert).to_contain_text("report.pdf is encrypted")
-    expect(removers(chat)).to_have_count(0)
-
-
 def test_a_hostile_name_and_a_hostile_file(chat: Chat, script: Script) -> None:
     name = "<img src=x onerror=window.ran=1>" + "x" * 300 + ".txt"
-    drop(chat, (name, "text/plain", "</textarea><script>window.ran=1</script>\u202e"))
-    expect(removers(chat)).to_have_count(1)
+    chat.drop((name, "text/plain", "</textarea><script>window.ran=1</script>\u202e"))
+    expect(chat.removers()).to_have_count(1)
     assert chat.widest() == 0
     chat.message.press("Enter")
     script.next(chat).say("x").end()
@@ -401,24 +292,11 @@ def test_a_hostile_name_and_a_hostile_file(chat: Chat, script: Script) -> None:
     assert not chat.questions.locator("img, script").count() and chat.widest() == 0
 
 
-def test_a_short_paste_stays_text_and_a_long_one_becomes_a_file(chat: Chat) -> None:
-    paste(chat, "short")
-    expect(chat.message).to_have_value("short")
-    paste(chat, "long " * 500)
-    expect(removers(chat)).to_have_count(1)
-    expect(chat.message).to_have_value("short")
-
-
 # -- conversations ----------------------------------------------------------------------------------------------------
 
 
-def talk(chat: Chat, *pairs: tuple[str, str]) -> None:
-    for text, answer in pairs:
-        chat.told(*re.findall(r"\s?\S+", answer), text=text)
-
-
 def test_a_talk_is_there_again_after_a_reload(chat: Chat, script: Script) -> None:
-    talk(chat, ("First?", "one **two**"), ("Second?", "three"))
+    chat.talk(("First?", "one **two**"), ("Second?", "three"))
     chat.retold("four")
     chat.go()
     expect(chat.answers).to_have_count(2)
@@ -427,7 +305,7 @@ def test_a_talk_is_there_again_after_a_reload(chat: Chat, script: Script) -> Non
     chat.button("Previous version").click()
     assert chat.copied(chat.answers.last) == "three"
     expect(chat.tokens(chat.answers.first)).to_have_count(2)
-    talk(chat, ("Third?", "five"))
+    chat.talk(("Third?", "five"))
     assert "three" in script.streams[-1].body["prompt"]
 
 
@@ -443,44 +321,32 @@ def test_settings_stay_after_a_reload(open_page: Open) -> None:
         expect(dialog.get_by_label(name, exact=True)).to_have_value(value)
 
 
-def test_conversations_are_made_found_and_deleted(chat: Chat, script: Script) -> None:
-    talk(chat, ("About cats", "meow"))
-    chat.button("New conversation", chat.menu()).click()
+@pytest.mark.parametrize("width", [1280, 360])
+def test_conversations_are_made_found_deleted_and_put_back(open_page: Open, script: Script, width: int) -> None:
+    chat = open_page(script=script, width=width)
+    chat.talk(("About cats", "meow"))
+    chat.new()
     expect(chat.answers).to_have_count(0)
-    talk(chat, ("About dogs", "woof"))
+    chat.talk(("About dogs", "woof"))
     assert "cats" not in script.streams[-1].body["prompt"]
+    for back in (True, False):
+        chat.button("Delete About dogs", chat.menu()).click()
+        expect(chat.button("About dogs", chat.menu())).to_have_count(0)
+        expect(chat.answers).to_have_count(0)
+        if back:
+            chat.button("Undo", chat.menu()).click()
+            expect(chat.button("Undo")).to_have_count(0)
+            expect(chat.answers).to_contain_text("woof")
+        chat.go()
+        assert chat.titles() == ["About dogs", "About cats"][0 if back else 1 :]
     chat.button("About cats", chat.menu()).click()
     expect(chat.answers).to_contain_text("meow")
-    chat.button("Delete About dogs", chat.menu()).click()
-    expect(chat.button("About dogs", chat.menu())).to_have_count(0)
-    chat.go()
-    expect(chat.button("About cats", chat.menu())).to_be_visible()
-    expect(chat.button("About dogs", chat.menu())).to_have_count(0)
-
-
-@pytest.mark.parametrize("width", [1280, 360])
-def test_what_was_deleted_is_put_back(open_page: Open, script: Script, width: int) -> None:
-    chat = open_page(viewport={"width": width, "height": 740})
-    chat.play(script)
-    talk(chat, ("About cats", "meow"))
-    chat.button("Delete About cats", chat.menu()).click()
-    expect(chat.answers).to_have_count(0)
-    chat.button("Undo", chat.menu()).click()
-    expect(chat.button("About cats", chat.menu())).to_be_visible()
-    expect(chat.answers).to_contain_text("meow")
-    expect(chat.button("Undo")).to_have_count(0)
-    chat.go()
-    expect(chat.answers).to_contain_text("meow")
-
-
-def titles(chat: Chat) -> list[str]:
-    return list(chat.menu().locator("li .title").evaluate_all("all => all.map(one => one.title)"))
 
 
 def test_a_conversation_is_renamed_in_its_place(chat: Chat, script: Script) -> None:
-    talk(chat, ("About cats", "meow"))
-    chat.button("New conversation", chat.menu()).click()
-    talk(chat, ("About dogs", "woof"))
+    chat.talk(("About cats", "meow"))
+    chat.new()
+    chat.talk(("About dogs", "woof"))
     field = chat.named("textbox", "Title")
     for key, wanted in (("Escape", "About cats"), ("Enter", "Felines <b>")):
         chat.button("Rename About cats", chat.menu()).click()
@@ -489,36 +355,33 @@ def test_a_conversation_is_renamed_in_its_place(chat: Chat, script: Script) -> N
         field.fill("Felines <b>")
         field.press(key)
         expect(field).to_have_count(0)
-        assert titles(chat) == ["About dogs", wanted]  # it keeps its place
+        assert chat.titles() == ["About dogs", wanted]  # it keeps its place
         expect(chat.button(f"Rename {wanted}")).to_be_focused()
     chat.button("Felines <b>", chat.menu()).click()
     expect(chat.answers).to_contain_text("meow")
-    talk(chat, ("More", "purr"))  # and its name, when it is kept again
+    chat.talk(("More", "purr"))  # and its name, when it is kept again
     chat.go()
-    assert titles(chat) == ["Felines <b>", "About dogs"]
+    assert chat.titles() == ["Felines <b>", "About dogs"]
     chat.button("Rename About dogs", chat.menu()).click()
     field.fill("   ")
     chat.message.click()  # nothing is no name
-    assert titles(chat) == ["Felines <b>", "About dogs"]
-
-
-def test_a_name_given_in_another_tab_stays(chat: Chat, script: Script) -> None:
-    talk(chat, ("About cats", "meow"))
+    assert chat.titles() == ["Felines <b>", "About dogs"]
     other = chat.again()
-    other.button("Rename About cats", other.menu()).click()
-    other.named("textbox", "Title").fill("Felines")
+    other.button("Rename Felines <b>", other.menu()).click()
+    other.named("textbox", "Title").fill("Cats")
     other.named("textbox", "Title").press("Enter")
-    expect(other.button("Rename Felines")).to_be_focused()
-    talk(chat, ("More", "purr"))  # this tab knows the old name
+    expect(other.button("Rename Cats")).to_be_focused()
+    chat.button("Felines <b>", chat.menu()).click()
+    chat.talk(("Most", "hiss"))  # this tab knows the old name
     chat.go()
-    assert titles(chat) == ["Felines"]
+    assert chat.titles() == ["Cats", "About dogs"]
 
 
 def test_conversations_are_searched_by_titles_and_texts(chat: Chat, script: Script) -> None:
-    drop(chat, ("lion.txt", "text/plain", "roar"))
+    chat.drop(("lion.txt", "text/plain", "roar"))
     for said in (("About cats", "They say meow."), ("About dogs", "They say Woof.")):
-        talk(chat, said)
-        chat.button("New conversation", chat.menu()).click()
+        chat.talk(said)
+        chat.new()
     field = chat.named("searchbox", "Search conversations")
     everything = ["About dogs", "About cats"]
     for text, wanted in (
@@ -526,15 +389,14 @@ def test_conversations_are_searched_by_titles_and_texts(chat: Chat, script: Scri
         *(("about meow woof", []), ("", everything)),
     ):
         field.fill(text)
-        chat.until(lambda wanted=wanted: titles(chat) == wanted)
+        chat.until(lambda wanted=wanted: chat.titles() == wanted)
     field.fill("nothing like that")
     expect(chat.menu()).to_contain_text("Nothing was found")
 
 
 def test_the_list_is_beside_the_talk_or_in_a_drawer(open_page: Open, script: Script) -> None:
-    chat = open_page(viewport={"width": 1280, "height": 800})
-    chat.play(script)
-    talk(chat, ("About cats", "meow"))
+    chat = open_page(script=script)
+    chat.talk(("About cats", "meow"))
     nav = chat.named("navigation", "Conversations")
     expect(nav).to_be_visible()
     expect(chat.button("Conversations")).to_have_count(0)
@@ -553,34 +415,20 @@ def test_the_list_is_beside_the_talk_or_in_a_drawer(open_page: Open, script: Scr
     expect(drawer).to_be_hidden()
 
 
-def exported(chat: Chat, path: Path) -> dict[str, Any]:
-    nav = chat.menu()
-    with chat.page.expect_download() as download:
-        chat.button("Export", nav).click()
-    assert download.value.suggested_filename.endswith(".json")
-    download.value.save_as(path)
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def load(chat: Chat, path: Path) -> None:
-    chat.menu()
-    choose(chat, "Import", path)
-
-
 def test_export_and_import_give_the_same_talk(chat: Chat, open_page: Open, script: Script, tmp_path: Path) -> None:
-    drop(chat, ("notes.txt", "text/plain", "some notes"))
-    talk(chat, ("About cats", "meow `x` 🎉"), ("And?", "purr"))
-    chat.button("New conversation", chat.menu()).click()
-    talk(chat, ("About dogs", "woof"))
-    first = exported(chat, tmp_path / "talks.json")
+    chat.drop(("notes.txt", "text/plain", "some notes"))
+    chat.talk(("About cats", "meow `x` 🎉"), ("And?", "purr"))
+    chat.new()
+    chat.talk(("About dogs", "woof"))
+    first = chat.exported(tmp_path / "talks.json")
     other = open_page()  # another browser, as it were
-    load(other, tmp_path / "talks.json")
+    other.load(tmp_path / "talks.json")
     other.button("About cats", other.menu()).click()
     expect(other.answers).to_have_count(2)
     assert [other.copied(one) for one in other.answers.all()] == ["meow `x` 🎉", "purr"]
     expect(other.questions.first).to_contain_text("notes.txt")
     expect(other.tokens(other.answers.first)).to_have_count(3)
-    second = exported(other, tmp_path / "again.json")
+    second = other.exported(tmp_path / "again.json")
 
     def plain(file: dict[str, Any]) -> str:
         return json.dumps(sorted(json.dumps(one["messages"], sort_keys=True) for one in file["conversations"]))
@@ -589,7 +437,7 @@ def test_export_and_import_give_the_same_talk(chat: Chat, open_page: Open, scrip
     assert [one["title"] for one in second["conversations"]] == ["About dogs", "About cats"], (
         "in the order that they had"
     )
-    load(other, tmp_path / "talks.json")  # a second time: nothing is doubled
+    other.load(tmp_path / "talks.json")  # a second time: nothing is doubled
     expect(other.button("About cats", other.menu())).to_have_count(1)
 
 
@@ -598,12 +446,12 @@ def test_an_answer_of_another_model_is_read_but_not_gone_on_with(open_page: Open
     chat = open_page()
     chat.set(longest_answer=4)
     chat.ask("Hello")
-    file = exported(chat, tmp_path / "talks.json")
+    file = chat.exported(tmp_path / "talks.json")
     assert file["conversations"][0]["messages"][1]["model"] == "demo"
     file["conversations"][0]["messages"][1]["model"] = "elsewhere"
     (tmp_path / "talks.json").write_text(json.dumps(file))
     other = open_page()
-    load(other, tmp_path / "talks.json")
+    other.load(tmp_path / "talks.json")
     other.button("Hello", other.menu()).click()
     dialog = other.open_token(other.tokens(other.answers).first)
     dialog.get_by_role("button", name=re.compile("^Go on with ")).first.click()
@@ -621,20 +469,9 @@ WRONG = {
 }
 
 
-def test_a_wrong_file_is_refused_with_a_sentence(chat: Chat, script: Script, tmp_path: Path) -> None:
-    talk(chat, ("About cats", "meow"))
-    for name, content in WRONG.items():
-        path = tmp_path / f"{name}.json"
-        path.write_bytes(content)
-        load(chat, path)
-        expect(chat.alert).to_contain_text(path.name)
-        chat.go()
-        expect(chat.answers).to_contain_text("meow")
-
-
 def test_an_import_is_taken_whole_or_not_at_all_and_does_no_harm(chat: Chat, script: Script, tmp_path: Path) -> None:
-    talk(chat, ("About cats", "meow"))
-    file = exported(chat, tmp_path / "talks.json")
+    chat.talk(("About cats", "meow"))
+    file = chat.exported(tmp_path / "talks.json")
     good = file["conversations"][0]
     text = "<img src=x onerror=window.ran=1>"
 
@@ -646,6 +483,14 @@ def test_an_import_is_taken_whole_or_not_at_all_and_does_no_harm(chat: Chat, scr
         path = tmp_path / "tampered.json"
         path.write_text(json.dumps({**file, "conversations": [copy]}))
         return path
+
+    for name, content in WRONG.items():
+        path = tmp_path / f"{name}.json"
+        path.write_bytes(content)
+        chat.load(path)
+        expect(chat.alert).to_contain_text(path.name)
+        chat.go()
+        expect(chat.answers).to_contain_text("meow")
 
     def circle(one: Any) -> None:
         one["messages"][0]["parent"] = one["messages"][1]["id"]
@@ -659,7 +504,7 @@ def test_an_import_is_taken_whole_or_not_at_all_and_does_no_harm(chat: Chat, scr
         lambda one: one.update(messages=None),
         lambda one: one.update(at="nobody"),
     ):
-        load(chat, tampered(change))
+        chat.load(tampered(change))
         expect(chat.alert).to_contain_text("tampered.json")
         expect(chat.button("Tampered", chat.menu())).to_have_count(0)
         chat.go()
@@ -670,7 +515,7 @@ def test_an_import_is_taken_whole_or_not_at_all_and_does_no_harm(chat: Chat, scr
         for token in one["messages"][1]["tokens"]:
             token.update(text=text)
 
-    load(chat, tampered(hostile))
+    chat.load(tampered(hostile))
     chat.button(text, chat.menu()).click()
     expect(chat.answers).to_be_visible()
     chat.tokens(chat.answers)
@@ -681,39 +526,21 @@ def test_an_import_is_taken_whole_or_not_at_all_and_does_no_harm(chat: Chat, scr
 # -- two pages --------------------------------------------------------------------------------------------------------
 
 
-def test_two_pages_at_once(open_page: Open, script: Script, served: Server) -> None:
-    one = open_page()
-    one.ask("About cats")
-    two = one.again()
-    two.button("New conversation", two.menu()).click()
-    one.play(script)  # for both
-    one.send("More of one")
-    first = script.next(one).say("from one")
-    two.send("About dogs")
-    second = script.next(two).say("from two")
-    expect(one.answers.last).to_contain_text("from one")
-    expect(two.answers.last).to_contain_text("from two")
-    second.end()
-    first.end()
-    one.finished()
-    two.finished()
-    expect(one.answers).to_have_count(2)
-    expect(two.answers).to_have_count(1)
-    three = one.again()
-    for title in ("About cats", "About dogs"):
-        expect(three.button(title, three.menu())).to_have_count(1)
-
-
 def test_two_pages_of_one_talk_lose_nothing(open_page: Open, script: Script, tmp_path: Path) -> None:
-    one = open_page()
-    one.play(script)
-    talk(one, ("About cats", "meow"))
+    one = open_page(script=script)
+    one.talk(("About cats", "meow"))
     two = one.again()
     expect(two.answers).to_have_count(1)
-    talk(one, ("From one", "first"))
-    talk(two, ("From two", "second"))
-    three = one.again()
-    found = exported(three, tmp_path / "talks.json")
+    one.send("From one")  # both at once
+    first = script.next(one).say("first")
+    two.send("From two")
+    second = script.next(two).say("second")
+    for page, stream, word in ((two, second, "second"), (one, first, "first")):
+        expect(page.answers.last).to_contain_text(word)
+        stream.end()
+        page.finished()
+        expect(page.answers).to_have_count(2)
+    found = one.again().exported(tmp_path / "talks.json")
     texts = {message["text"] for talked in found["conversations"] for message in talked["messages"]}
     assert {"About cats", "meow", "From one", "first", "From two", "second"} <= texts
 
@@ -725,4 +552,4 @@ def test_an_answer_that_a_reload_cuts_off(chat: Chat, script: Script) -> None:
     chat.until(stream.is_left.is_set)
     expect(chat.questions).to_have_count(1)
     expect(chat.button("Send")).to_be_visible()
-    talk(chat, ("Again", "whole"))
+    chat.talk(("Again", "whole"))

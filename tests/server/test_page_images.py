@@ -59,7 +59,16 @@ def is_drawn(picture: Any) -> bool:
     return bool(picture.evaluate("async one => { await one.decode(); return one.naturalWidth > 0 }"))
 
 
-# Ways for a picture to come: with the data of a picture they make the event that a browser makes.
+def sent_for(chat: Chat, picture: dict[str, Any]) -> str:
+    """The address of a picture, as the page sends it."""
+    asked = seeing(chat)
+    choose(chat, picture)
+    expect(chat.button(f"Remove {picture['name']}")).to_be_visible()
+    chat.told("x")
+    return str(asked[-1][-1]["content"][0]["image_url"]["url"])
+
+
+# With the data of a picture it makes the event that a browser makes.
 PASTE = """([text, data]) => {
   const transfer = new DataTransfer();
   const bytes = Uint8Array.from(atob(text), c => c.charCodeAt(0));
@@ -69,24 +78,16 @@ PASTE = """([text, data]) => {
   const event = new ClipboardEvent("paste", {clipboardData: transfer, bubbles: true, cancelable: true});
   return message.dispatchEvent(event);
 }"""
-DROP = """([text]) => {
-  const transfer = new DataTransfer();
-  const bytes = Uint8Array.from(atob(text), c => c.charCodeAt(0));
-  transfer.items.add(new File([bytes], "dropped.png", {type: "image/png"}));
-  const event = new DragEvent("drop", {dataTransfer: transfer, bubbles: true, cancelable: true});
-  document.getElementById("message").dispatchEvent(event);
-}"""
 
 
 def test_a_picture_is_chosen_pasted_dropped_shown_and_sent(chat: Chat, script: Script) -> None:
     asked = seeing(chat)
     pictures = [png(n) for n in range(3)]
-    texts = [base64.b64encode(one).decode() for one in pictures]
     choose(chat, file("chosen.png", pictures[0]), file("notes.txt", b"some notes", "text/plain"))
     expect(chat.button("Remove notes.txt")).to_be_visible()
-    chat.page.evaluate(PASTE, [texts[1], ""])
+    chat.page.evaluate(PASTE, [base64.b64encode(pictures[1]).decode(), ""])
     expect(chat.button("Remove image.png")).to_be_visible()
-    chat.page.evaluate(DROP, [texts[2]])
+    chat.drop(("dropped.png", "image/png", pictures[2]))
     expect(chat.button("Remove dropped.png")).to_be_visible()
     shown = chat.page.locator("form img")
     expect(shown).to_have_count(3)
@@ -113,9 +114,7 @@ def test_a_picture_is_chosen_pasted_dropped_shown_and_sent(chat: Chat, script: S
 
 
 def test_the_pixels_are_those_of_the_picture(chat: Chat, script: Script) -> None:
-    asked = seeing(chat)
-    choose(chat, file("small.png", png(5)))
-    chat.told("x")
+    sent = sent_for(chat, file("small.png", png(5)))
     pixels = """async url => {
       const image = new Image();
       image.src = url;
@@ -124,31 +123,20 @@ def test_the_pixels_are_those_of_the_picture(chat: Chat, script: Script) -> None
       canvas.getContext("2d").drawImage(image, 0, 0);
       return [...canvas.getContext("2d").getImageData(0, 0, image.width, image.height).data];
     }"""
-    sent = asked[-1][-1]["content"][0]["image_url"]["url"]
     found = chat.page.evaluate(pixels, sent)
     assert found == chat.page.evaluate(pixels, data_uri(png(5))) and len(found) == 4 * SIZE * SIZE
 
 
-def test_a_large_picture_is_made_smaller(chat: Chat, script: Script) -> None:
-    asked = seeing(chat)
+def test_a_large_picture_is_made_smaller_and_a_photograph_a_jpeg(chat: Chat, script: Script) -> None:
     large = chat.page.evaluate(
         """() => { const canvas = Object.assign(document.createElement("canvas"), {width: 5000, height: 100});
           canvas.getContext("2d").fillRect(0, 0, 99, 99);
           return canvas.toDataURL("image/webp").split(",")[1] }"""
     )
-    choose(chat, file("large.webp", base64.b64decode(large), "image/webp"))
-    chat.told("x")
-    url = asked[-1][-1]["content"][0]["image_url"]["url"]
+    url = sent_for(chat, file("large.webp", base64.b64decode(large), "image/webp"))
     assert url.startswith("data:image/png;base64,")  # servers do not read WebP
     assert int.from_bytes(base64.b64decode(url.partition(",")[2])[16:20], "big") == 2048
-
-
-def test_a_photograph_becomes_a_jpeg(chat: Chat, script: Script) -> None:
-    asked = seeing(chat)
-    choose(chat, file("noise.png", png(0, 1200)))
-    expect(chat.button("Remove noise.png")).to_be_visible()
-    chat.told("x")
-    url = asked[-1][-1]["content"][0]["image_url"]["url"]
+    url = sent_for(chat, file("noise.png", png(0, 1200)))
     assert url.startswith("data:image/jpeg;base64,") and len(url) < 4_000_000 < len(data_uri(png(0, 1200)))
 
 
@@ -189,20 +177,14 @@ def test_pictures_are_exported_and_only_pictures_imported(chat: Chat, script: Sc
     choose(chat, file("cat.png", png(0)))
     expect(chat.button("Remove cat.png")).to_be_visible()
     chat.told("A cat.", text="What is this?")
-    nav = chat.menu()
-    with chat.page.expect_download() as download:
-        chat.button("Export", nav).click()
-    download.value.save_as(tmp_path / "talks.json")
-    text = (tmp_path / "talks.json").read_text(encoding="utf-8")
-    assert '"image":"data:image/png;base64,' in text
+    text = json.dumps(chat.exported(tmp_path / "talks.json"))
+    assert '"image": "data:image/png;base64,' in text
     for url in ("http://example.com/x.png", "data:text/html;base64,AAAA", "data:image/svg+xml;base64,AAAA", "x"):
         broken = json.loads(text)
         broken["conversations"][0]["id"] = "other"
         broken["conversations"][0]["messages"][0]["files"][0]["image"] = url
         (tmp_path / "bad.json").write_text(json.dumps(broken))
-        with chat.page.expect_file_chooser() as chooser:
-            chat.button("Import", nav).click()
-        chooser.value.set_files(tmp_path / "bad.json")
+        chat.load(tmp_path / "bad.json")
         expect(chat.alert).to_contain_text("bad.json was not imported: a picture is none")
         chat.button("Close", chat.alert).click()
 

@@ -136,8 +136,7 @@ def is_harmless(chat: Chat, article: Any) -> dict[str, Any]:
 
 def test_what_a_model_writes_is_never_run_or_loaded(chat: Chat, script: Script) -> None:
     for name, text in HOSTILE.items():
-        say = chat.retold if chat.answers.count() else chat.told  # all in one talk would be longer than the context
-        answer = say(text[: len(text) // 2], text[len(text) // 2 :])
+        answer = chat.shown(text[: len(text) // 2], text[len(text) // 2 :])
         found = is_harmless(chat, answer)
         assert chat.copied(answer) == text, name
         if name == "good links":
@@ -208,7 +207,7 @@ NESTED = {
 
 def test_nesting_without_end_is_shown_and_the_page_stays_alive(chat: Chat, script: Script) -> None:
     for name, text in NESTED.items():
-        answer = (chat.retold if chat.answers.count() else chat.told)(text)
+        answer = chat.shown(text)
         is_harmless(chat, answer)
         assert chat.copied(answer) == text, name
         assert chat.widest() == 0, name

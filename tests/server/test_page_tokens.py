@@ -146,95 +146,42 @@ def test_a_character_of_several_tokens(chat: Chat, script: Script) -> None:
         chat.button("Previous version", answer).click()
 
 
-# -- by keyboard ------------------------------------------------------------------------------------------------------
-
-
-def test_tokens_by_keyboard(chat: Chat) -> None:
-    answer = chat.ask("Hello")
-    tokens = chat.tokens(answer)
-    n = tokens.count()
-    keys = chat.page.keyboard
-    tokens.first.focus()
-    keys.press("ArrowRight")
-    expect(tokens.nth(1)).to_be_focused()
-    keys.press("End")
-    expect(tokens.nth(n - 1)).to_be_focused()
-    keys.press("ArrowRight")
-    expect(tokens.nth(n - 1)).to_be_focused()
-    keys.press("Home")
-    expect(tokens.first).to_be_focused()
-    keys.press("ArrowRight")
-    keys.press("Enter")
-    dialog = chat.named("dialog", "Token")
-    expect(dialog).to_be_visible()
-    assert dialog.evaluate("dialog => dialog.contains(document.activeElement)")
-    keys.press("Escape")
-    expect(dialog).to_be_hidden()
-    expect(tokens.nth(1)).to_be_focused()
-    # one stop for Tab: the next is behind the tokens
-    keys.press("Tab")
-    assert not chat.page.evaluate("document.activeElement.closest('[role=group]') !== null")
-
-
 # -- another candidate ------------------------------------------------------------------------------------------------
 
 
-def others(dialog: Locator) -> Locator:
-    return dialog.get_by_role("button", name=re.compile("^Go on with"))
-
-
-@pytest.mark.parametrize("label", ["server's", "^unsure", "^off"])
-def test_going_on_with_another_candidate_and_back(chat: Chat, served: Server, label: str) -> None:
-    """From the token that was chosen anyway the same answer follows, to the letter."""
+@pytest.mark.parametrize("label", ["server's", "^off"])
+def test_a_branch_is_what_the_server_says_behind_those_tokens(chat: Chat, served: Server, label: str) -> None:
     chat.pcd(label)
-    setting = {"server's": {}, "^unsure": "unsure", "^off": False}[label]
-    answer = chat.ask("Hello")
-    first = chat.copied(answer)
-    prompt = prompt_of(served, "Hello")
-    whole = complete(served, prompt, pcd=setting, n_probs=N_PROBS, n_predict=60)
-    assert whole["content"].startswith(first)
-    i = 3
-    dialog = chat.open_token(chat.tokens(answer).nth(i))
-    here = whole["completion_probabilities"][i]
-    assert others(dialog).count() == len(table(dialog)) - 1  # not with the one that is there
-    others(dialog).first.click()
-    answer = chat.finished()
-    expect(answer).to_contain_text("2 of 2")
-    branched = chat.copied(answer)
-    assert branched != first
-    kept = "".join(entry["token"] for entry in whole["completion_probabilities"][:i])
-    assert branched.startswith(kept)
-    dialog = chat.open_token(chat.tokens(answer).nth(i))
-    back = others(dialog).filter(has_text=re.compile(re.escape(here["token"].strip())))
-    if not back.count():
-        back = dialog.get_by_role("button", name=f"Go on with {here['token'].strip()}", exact=True)
-    back.first.click()
-    answer = chat.finished()
-    expect(answer).to_contain_text("3 of 3")
-    again = chat.copied(answer)  # longer than the first one: as many tokens more as an answer may have
-    assert again.startswith(first) and whole["content"].startswith(again)
-
-
-def test_a_branch_is_what_the_server_says_behind_those_tokens(chat: Chat, served: Server) -> None:
-    chat.pcd("^off")
+    setting = {"server's": {}, "^off": False}[label]
     answer = chat.ask("Hello")
     prompt = prompt_of(served, "Hello")
-    whole = complete(served, prompt, pcd=False, n_probs=N_PROBS)
+    whole = complete(served, prompt, pcd=setting, n_probs=N_PROBS)
     i, ids = 5, whole["tokens"]
     other = next(option for option in whole["completion_probabilities"][i]["top_logprobs"] if option["id"] != ids[i])
     dialog = chat.open_token(chat.tokens(answer).nth(i))
+    assert dialog.get_by_role("button", name=re.compile("^Go on with")).count() == len(table(dialog)) - 1
     dialog.get_by_role("button", name=f"Go on with {other['token'].strip()}", exact=True).first.click()
-    said = chat.copied(chat.finished())
+    answer = chat.finished()
+    expect(answer).to_contain_text("2 of 2")
+    said = chat.copied(answer)
     kept = "".join(entry["token"] for entry in whole["completion_probabilities"][:i]) + other["token"]
-    rest = complete(served, [prompt, *ids[:i], other["id"]], pcd=False)["content"]  # type: ignore[arg-type]
+    rest = complete(served, [prompt, *ids[:i], other["id"]], pcd=setting)["content"]  # type: ignore[arg-type]
     assert len(said) > len(kept) and (kept + rest).startswith(said)
 
 
-def test_a_branch_asks_for_its_tokens_and_no_others(chat: Chat, script: Script) -> None:
+def test_a_branch_asks_for_its_tokens_and_is_drawn_as_its_answer_was(chat: Chat, script: Script) -> None:
+    """Whatever is set by then: sampling, system message, PCD."""
+    chat.set(temperature=0.3, top_p=0.6, seed=7, system_message="Be brief.")
+    chat.pcd("^window")
     chat.told(*(event(f" w{n}", n, top_logprobs=candidates(1, 2, 3)) for n in (1, 2, 1)))
+    before = script.streams[0].body
+    chat.set(temperature=0.9, top_p=0.1, seed=8, system_message="Be long.")
+    chat.pcd("^off")
     stream = go_on(chat, 1, "w3").say(" end")
     stream.end()
-    assert stream.body["prompt"] == [script.streams[0].body["prompt"], 1, 3]
+    for name in ("temperature", "top_p", "seed", "pcd", "model"):
+        assert stream.body[name] == before[name], name
+    assert stream.body["prompt"] == [before["prompt"], 1, 3]
     answer = chat.finished()
     assert chat.copied(answer) == " w1 w3 end"
     # what stays, and the token that was chosen by hand, can be opened too
@@ -270,21 +217,6 @@ def test_the_server_counts_one_twin_at_most_where_the_first_token_was_sure() -> 
             body = {"pcd": {"min_first_entropy": 0.0, "relative_top": 0.0}, "n_predict": 6}
             timings = complete(server, sure, **body)["timings"]
             assert timings["pcd_twins"] > 1 or timings["pcd_contrasted"] > 0
-
-
-def test_a_branch_is_drawn_as_its_answer_was(chat: Chat, script: Script) -> None:
-    """Whatever is set by then: sampling, system message, PCD."""
-    chat.set(temperature=0.3, top_p=0.6, seed=7, system_message="Be brief.")
-    chat.pcd("^window")
-    chat.told(event(" w1", 1, top_logprobs=candidates(1, 2)))
-    before = script.streams[0].body
-    chat.set(temperature=0.9, top_p=0.1, seed=8, system_message="Be long.")
-    chat.pcd("^off")
-    stream = go_on(chat, 0, "w2").say(" end")
-    stream.end()
-    for name in ("temperature", "top_p", "seed", "pcd", "model"):
-        assert stream.body[name] == before[name], name
-    assert stream.body["prompt"] == [before["prompt"], 2]
 
 
 # -- the comparison ---------------------------------------------------------------------------------------------------
@@ -348,26 +280,6 @@ def test_compare_reads_its_prompt_once_and_tells_no_speed(chat: Chat, served: Se
     expect(chat.answers).to_contain_text("per second")
 
 
-@pytest.mark.parametrize("width", [1280, 360])
-def test_a_comparison_stays_within_the_column(open_page: Open, script: Script, width: int) -> None:
-    chat = open_page(viewport={"width": width, "height": 740})
-    chat.play(script)
-    chat.told("x")
-    column = chat.answers.first.bounding_box()
-    assert column
-    Compared(chat)
-    left, right = (one.bounding_box() for one in chat.named("group", "Comparison").get_by_role("article").all())
-    assert left and right
-    for box in (left, right):
-        assert column["x"] - 1 <= box["x"] and box["x"] + box["width"] <= column["x"] + column["width"] + 1
-    if width > 1000:
-        assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"]
-    else:
-        assert left["y"] + left["height"] <= right["y"] and left["x"] == right["x"]
-    expect(chat.answers.first).to_be_visible()  # what was said before keeps its place
-    assert chat.answers.first.bounding_box()["x"] == column["x"]  # type: ignore[index]
-
-
 class Compared:
     """Both sides of a comparison whose answers the test makes up."""
 
@@ -384,15 +296,12 @@ class Compared:
 
 def test_compare_is_with_unsure_where_the_server_is_off(open_page: Open, script: Script) -> None:
     with serve(pcd=False) as server:
-        chat = open_page(server)
-        chat.play(script)
-        compared = Compared(chat)
+        compared = Compared(open_page(server, script))
         compared.plain.say("x").end()
         contrasted = compared.contrasted().say("x")
         contrasted.end()
         unsure = ask(server, "/props")[1]["pcd"]["presets"]["unsure"]
         assert [compared.plain.body["pcd"], contrasted.body["pcd"]] == [False, unsure]
-        expect(chat.named("group", "Comparison")).to_contain_text(re.compile("unsure"))
 
 
 def test_both_sides_are_asked_for_alike_one_after_the_other(chat: Chat, script: Script) -> None:

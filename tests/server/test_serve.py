@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import http.client
 import json
@@ -37,6 +36,9 @@ from pypcd import PCDConfig
 from pypcd.config import PRESETS, typed
 from pypcd.server import Server
 
+# isort: split
+from llama_cpp import LlamaGrammar
+
 pytest_plugins = ["serving"]  # fixtures
 
 COUNTS = ("twins", "skipped", "contrasted", "changed", "constrained")
@@ -53,29 +55,33 @@ def off() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_an_answer_is_that_of_llama_with_the_same_setting(server: Server, llm: pypcd.Llama, name: str) -> None:
+def test_an_answer_and_what_pcd_did_are_those_of_llama(server: Server, llm: pypcd.Llama, name: str) -> None:
+    n_tied = 0
     for prompt in PROMPTS:
         answer = complete(server, prompt, pcd=SETTINGS[name])
         is_greedy(llm, prompt, SETTINGS[name], answer["tokens"])
-        counts = [answer["timings"][f"pcd_{name}"] for name in ("twins", "skipped", "contrasted")]
-        assert counts[0] + counts[1] == (0 if name == "plain" else len(answer["tokens"]))
-        assert counts[2] <= counts[0]
+        timings = answer["timings"]
+        assert timings["pcd_twins"] + timings["pcd_skipped"] == (0 if name == "plain" else len(answer["tokens"]))
         if name == "late":
             n_early = max(0, min(len(answer["tokens"]), 30 - answer["tokens_evaluated"]))
-            assert counts[1] == n_early
+            assert timings["pcd_skipped"] == n_early
+        llm.pcd = in_python(SETTINGS[name])
+        llm.reset()
+        if llm.create_completion(prompt, max_tokens=N, temperature=0)["choices"][0]["text"] != answer["content"]:
+            n_tied += 1
+            continue
+        setting = llm.pcd and llm.pcd.replace(evaluation="auto")  # evaluation is the server's
+        wanted = dataclasses.replace(llm.last_answer, setting=setting)
+        assert timings["pcd_answer"] == str(wanted)
+        assert timings["pcd_setting"] == typed(setting)
+        counts = wanted.n_contrasted, wanted.n_skipped, wanted.n_changed
+        assert (timings["pcd_contrasted"], timings["pcd_skipped"], timings["pcd_changed"]) == counts
+    assert n_tied < len(PROMPTS)
 
 
 def test_answers_differ_with_their_settings(server: Server) -> None:
     texts = {name: complete(server, PROMPTS[0], pcd=setting)["content"] for name, setting in SETTINGS.items()}
     assert texts["plain"] != texts["server's"] and len(set(texts.values())) >= 3, texts
-
-
-def test_several_at_once_with_different_settings(server: Server, llm: pypcd.Llama) -> None:
-    jobs = [(prompt, setting) for prompt in PROMPTS for setting in SETTINGS.values()]
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda job: complete(server, job[0], pcd=job[1]), jobs))
-    for (prompt, setting), answer in zip(jobs, answers):
-        is_greedy(llm, prompt, setting, answer["tokens"])
 
 
 def test_what_was_cached_under_another_setting_serves_the_next(server: Server, llm: pypcd.Llama) -> None:
@@ -98,34 +104,12 @@ def test_a_connection_stays_after_a_stream(server: Server) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_an_answer_says_what_pcd_did_as_python_does(server: Server, llm: pypcd.Llama, name: str) -> None:
-    n_tied = 0
-    for prompt in PROMPTS:
-        answer = complete(server, prompt, pcd=SETTINGS[name])
-        timings = answer["timings"]
-        llm.pcd = in_python(SETTINGS[name])
-        llm.reset()
-        if llm.create_completion(prompt, max_tokens=N, temperature=0)["choices"][0]["text"] != answer["content"]:
-            is_greedy(llm, prompt, SETTINGS[name], answer["tokens"])
-            n_tied += 1
-            continue
-        setting = llm.pcd and llm.pcd.replace(evaluation="auto")  # evaluation is the server's
-        wanted = dataclasses.replace(llm.last_answer, setting=setting)
-        assert timings["pcd_answer"] == str(wanted)
-        assert timings["pcd_setting"] == typed(setting)
-        counts = wanted.n_contrasted, wanted.n_skipped, wanted.n_changed
-        assert (timings["pcd_contrasted"], timings["pcd_skipped"], timings["pcd_changed"]) == counts
-    assert n_tied < len(PROMPTS)
-
-
 def test_it_says_why_an_answer_was_left_alone(server: Server) -> None:
     def said(prompt: str, **pcd: Any) -> str:
         return str(complete(server, prompt, n_predict=5, ignore_eos=True, pcd=pcd)["timings"]["pcd_answer"])
 
     assert "fewer than 300 tokens" in said("a", min_context=300)
     assert said(PROMPTS[0], min_entropy=20.0).endswith("left this answer alone: the model was sure")
-    assert " changed " in said(PROMPTS[0], beta=30.0, perturbation="none", window=4)
 
 
 TEXT_OF: dict[str, Callable[[Any], str]] = {
@@ -137,34 +121,24 @@ TEXT_OF: dict[str, Callable[[Any], str]] = {
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_every_route_takes_the_field_and_the_suffix(server: Server, path: str) -> None:
-    body = ROUTES[path]
-
+def test_every_route_takes_the_field_and_the_suffix_and_says_what_pcd_did(server: Server, path: str) -> None:
     def said(**fields: Any) -> str:
-        status, answer = ask(server, path, {"temperature": 0, **body, **fields})
+        status, answer = ask(server, path, {"temperature": 0, **ROUTES[path], **fields})
         assert status == 200, answer
+        told.update(answer["timings"])
         return TEXT_OF[path](answer)
 
+    told: dict[str, Any] = {}
     strong = {"beta": 30.0}
-    plain, on, cautious = said(pcd=False), said(pcd=strong), said(pcd="cautious")
-    assert plain != on, "or this shows nothing"
+    plain, cautious = said(pcd=False), said(pcd="cautious")
     assert said(model="demo:pcd-cautious") == cautious
     assert said(model="demo:pcd-cautious", pcd=False) == plain
-    assert said(model="demo:pcd-cautious", pcd=strong) != plain
-    status, answer = ask(server, path, {**body, "pcd": "cautius"})
-    assert status == 400 and "Field 'pcd'" in answer["error"]["message"]
-
-
-@pytest.mark.parametrize("path", ["/completion", *ROUTES])
-def test_every_route_says_what_pcd_did(server: Server, path: str) -> None:
-    body = {"temperature": 0, **ROUTES.get(path, {"prompt": PROMPTS[0], "n_predict": 8}), "pcd": {"beta": 30.0}}
-    whole, stream = (ask(server, path, {**body, "stream": stream})[1] for stream in (False, True))
-    timings = whole["timings"]
-    assert timings["pcd_setting"] == "paper:beta=30.0" and timings["pcd_changed"] > 0
-    assert timings["pcd_answer"].startswith("PCD (paper:beta=30.0) changed ")
-    told = last_timings(stream)
-    assert {name: told[name] for name in timings if name.startswith("pcd")} == {
-        name: timings[name] for name in timings if name.startswith("pcd")
+    assert said(pcd=strong) != plain, "or this shows nothing"
+    assert told["pcd_setting"] == "paper:beta=30.0" and told["pcd_changed"] > 0
+    assert told["pcd_answer"].startswith("PCD (paper:beta=30.0) changed ")
+    streamed = last_timings(ask(server, path, {"temperature": 0, **ROUTES[path], "pcd": strong, "stream": True})[1])
+    assert {name: streamed[name] for name in told if name.startswith("pcd")} == {
+        name: told[name] for name in told if name.startswith("pcd")
     }
 
 
@@ -214,10 +188,25 @@ def test_under_a_grammar_an_answer_is_plain_unless_its_request_asks(server: Serv
     assert text == plain and timings["pcd_twins"] > 0
 
 
-def test_a_plain_server_has_nothing_to_leave_out(off: Server) -> None:
-    text, timings = constrained(off, "/completion", {"grammar": RULES})
-    assert re.fullmatch("[a-z]{8}", text) and timings["pcd_setting"] == "off"
-    assert not any(timings[f"pcd_{name}"] for name in COUNTS)
+@pytest.mark.parametrize("name", ["plain", "server's", "window", "adaptive"])
+def test_under_a_grammar_the_tokens_are_those_of_llama(server: Server, llm: pypcd.Llama, name: str) -> None:
+    asked = {"max_tokens": N, "temperature": 0, "grammar": LlamaGrammar.from_string(RULES, verbose=False)}
+    wanted = llm.create_completion(PROMPTS[0], **asked, pcd=in_python(SETTINGS[name]))  # which asks for it: else plain
+    assert complete(server, PROMPTS[0], pcd=SETTINGS[name], grammar=RULES)["content"] == wanted["choices"][0]["text"]
+
+
+def test_a_logit_bias_lifts_what_pcd_takes_out_and_bans(server: Server) -> None:
+    asked = {"pcd": {"gamma": 2, "beta": 4.0}, "n_predict": 4}
+    (first, *_) = complete(server, PROMPTS[0], **asked, n_probs=5)["completion_probabilities"]
+    out = next(entry["id"] for entry in first["top_logprobs"] if entry["pcd"]["contrasted"] is None)
+    assert complete(server, PROMPTS[0], **asked, logit_bias=[[out, 100]])["tokens"][0] == out
+    assert complete(server, PROMPTS[0], **asked, logit_bias=[[first["id"], -100]])["tokens"][0] != first["id"]
+
+
+def test_the_same_seed_draws_the_same(server: Server) -> None:
+    drawn = {"pcd": {"gamma": 500}, "temperature": 1.5, "cache_prompt": False, "id_slot": 0}
+    first, *again = (complete(server, PROMPTS[1], seed=seed, **drawn)["tokens"] for seed in (5, 5, 6, 7))
+    assert again[0] == first and any(tokens != first for tokens in again)
 
 
 def test_a_grammar_that_begins_later_leaves_the_setting(server: Server, llm: pypcd.Llama) -> None:
@@ -236,13 +225,6 @@ def counter(server: Server, name: str) -> float:
 def params_of(server: Server, slot: int) -> dict[str, Any]:
     """What the last request of a slot asked for."""
     return next(one["params"] for one in ask(server, "/slots")[1] if one["id"] == slot)
-
-
-def test_metrics_count_what_a_grammar_left_plain(server: Server) -> None:
-    before = counter(server, "constrained")
-    n = complete(server, PROMPTS[0], grammar=RULES, id_slot=2)["timings"]["pcd_constrained"]
-    assert n > 0 and counter(server, "constrained") == before + n
-    assert params_of(server, 2)["pcd"] is False
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
@@ -414,16 +396,6 @@ def test_a_wrong_suffix_names_the_field_model_and_a_refused_stream_is_a_plain_40
         assert "Field 'pcd'" in refused(server, pcd=setting, stream=True)
 
 
-def test_a_refusal_ends_nobody_elses_answer(server: Server, llm: pypcd.Llama) -> None:
-    wrong = [{"beta": -1}, {"gamma": 0}, {"perturbation": "none"}, {"cache": "shared"}, 3]
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        answers = [pool.submit(complete, server, prompt, pcd="cautious", n_predict=60) for prompt in PROMPTS]
-        for _ in range(5):
-            list(pool.map(lambda setting: refused(server, pcd=setting), wrong))
-        for prompt, answer in zip(PROMPTS, answers):
-            is_greedy(llm, prompt, "cautious", answer.result()["tokens"])
-
-
 # -- what the server says ---------------------------------------------------------------------------------------------
 
 
@@ -459,14 +431,18 @@ def test_props_name_every_field(server: Server, off: Server) -> None:
     assert on["default"] is True and without["default"] is False
     assert on["setting"] == {**PCDConfig().as_dict(), "evaluation": "fused", "sequences": "chosen"}
     assert set(on["per_request"]) < set(PCDConfig().as_dict())
+    assert not any(complete(off, "a", n_predict=2, grammar=RULES)["timings"][f"pcd_{name}"] for name in COUNTS)
 
 
 def test_slots_and_metrics_say_what_pcd_did(server: Server) -> None:
-    before = [counter(server, name) for name in COUNTS]
-    timings = complete(server, PROMPTS[2], pcd={"min_context": 20, "min_entropy": 1.0}, id_slot=3)["timings"]
-    assert timings["pcd_twins"] > 0 and timings["pcd_skipped"] > 0
-    assert [counter(server, name) - b for name, b in zip(COUNTS, before)] == [timings[f"pcd_{name}"] for name in COUNTS]
-    assert params_of(server, 3)["pcd"]["min_entropy"] == 1.0
+    floors = {"min_context": 20, "min_entropy": 1.0}
+    for slot, asked, kinds in ((3, {"pcd": floors}, ("twins", "skipped")), (2, {"grammar": RULES}, ("constrained",))):
+        before = [counter(server, name) for name in COUNTS]
+        timings = complete(server, PROMPTS[2], id_slot=slot, **asked)["timings"]
+        assert all(timings[f"pcd_{kind}"] > 0 for kind in kinds)
+        counted = [counter(server, name) - b for name, b in zip(COUNTS, before)]
+        assert counted == [timings[f"pcd_{name}"] for name in COUNTS]
+    assert params_of(server, 3)["pcd"]["min_entropy"] == 1.0 and params_of(server, 2)["pcd"] is False
 
 
 def test_candidates_come_with_both_rows(server: Server, llm: pypcd.Llama) -> None:

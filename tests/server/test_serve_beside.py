@@ -58,14 +58,6 @@ def test_a_saved_slot_goes_on_and_so_does_the_prompt_cache(pcd: str, saves: Path
             assert "window is 4" in refused(server, pcd={"window": 4})
 
 
-def test_a_context_that_shifts_goes_on() -> None:
-    long = " ".join(f"{i} is {i * i}." for i in range(90))
-    with running("--context-shift", "--ctx-size", "1536") as server:  # 768 each
-        answer = complete(server, long, pcd={"beta": 1.0}, n_predict=400, ignore_eos=True)
-    assert answer["tokens_predicted"] == 400 and answer["timings"]["pcd_twins"] > 0
-    assert answer["tokens_evaluated"] + 400 > 768, "nothing was shifted"
-
-
 # -- speculation ------------------------------------------------------------------------------------------------------
 
 

@@ -59,8 +59,12 @@ def talking(model: str) -> Iterator[pypcd.Llama]:
         yield llm
 
 
+def coded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
 def file_part(text: str, name: str = "notes.txt") -> dict[str, Any]:
-    return {"type": "file", "file": {"filename": name, "file_data": base64.b64encode(text.encode()).decode()}}
+    return {"type": "file", "file": {"filename": name, "file_data": coded(text.encode())}}
 
 
 def with_file(text: str, question: str) -> list[dict[str, Any]]:
@@ -296,30 +300,17 @@ def test_idle_slots_make_room(model: str, talking: pypcd.Llama) -> None:
 
 def test_every_route_of_a_chat_takes_files(wide: Server) -> None:
     text, question = notes(3), QUESTIONS[0]
-    data = base64.b64encode(text.encode()).decode()
+    data = coded(text.encode())
     wanted = chat(wide, with_file(text, question))
     for url in (f"data:text/plain;base64,{data}", data):
         part = {"type": "file", "file": {"filename": "notes.txt", "file_data": url}}
         again = chat(wide, [{"role": "user", "content": [part, {"type": "text", "text": question}]}])
         assert said(again) == said(wanted)
-    item = {
-        "role": "user",
-        "content": [
-            {"type": "input_file", "filename": "notes.txt", "file_data": f"data:text/plain;base64,{data}"},
-            {"type": "input_text", "text": question},
-        ],
-    }
-    status, answer = ask(wide, "/v1/responses", {"input": [item], "max_output_tokens": TOKENS})
-    assert status == 200 and whole(answer["output"][0]["content"][0]["text"]) == said(wanted)
+    source = {"type": "base64", "media_type": "text/plain", "data": data}
+    content = [{"type": "document", "source": source, "title": "notes"}, {"type": "text", "text": question}]
+    answer = chat(wide, [{"role": "user", "content": content}], "/v1/messages")
+    assert whole(answer["content"][0]["text"]) == said(wanted)
     assert answer["timings"]["passages"] == wanted["timings"]["passages"]
-    for source in (
-        {"type": "text", "media_type": "text/plain", "data": text},
-        {"type": "base64", "media_type": "text/plain", "data": data},
-    ):
-        content = [{"type": "document", "source": source, "title": "notes"}, {"type": "text", "text": question}]
-        answer = chat(wide, [{"role": "user", "content": content}], "/v1/messages")
-        assert whole(answer["content"][0]["text"]) == said(wanted)
-        assert answer["timings"]["passages"] == wanted["timings"]["passages"]
     plain = {"messages": [{"role": "user", "content": question}], "documents": [{"name": "a", "text": text}]}
     answer = chat(wide, path="/v1/messages", **plain)
     assert whole(answer["content"][0]["text"]) == said(wanted)
@@ -337,7 +328,7 @@ def test_a_document_is_read_and_counted(wide: Server, talking: pypcd.Llama, tmp_
         "a.docx": (tmp_path / "a.docx").read_bytes(),
     }
     for name, data in files.items():
-        body = {"filename": name, "file_data": base64.b64encode(data).decode()}
+        body = {"filename": name, "file_data": coded(data)}
         for _ in range(2):  # the second time it is kept
             status, answer = ask(wide, "/documents", body)
             assert (status, answer["name"], answer["text"]) == (200, name, "first\n\nsecond"), answer
@@ -347,26 +338,17 @@ def test_a_document_is_read_and_counted(wide: Server, talking: pypcd.Llama, tmp_
     assert (answer["name"], answer["text"]) == ("n", "a b")
 
 
-DATA = base64.b64encode(b"text").decode()
+DATA = coded(b"text")
 
 
 @pytest.mark.parametrize(
     ("file", "word"),
     [
-        (
-            {"filename": "a.pdf", "file_data": base64.b64encode(b"%PDF-nonsense").decode()},
-            "a.pdf cannot be read as a PDF",
-        ),
-        (
-            {"filename": "a.docx", "file_data": base64.b64encode(b"PK\x03\x04nonsense").decode()},
-            "a.docx cannot be read as a DOCX",
-        ),
-        (
-            {"filename": "a.png", "file_data": base64.b64encode(b"\x89PNG\0").decode()},
-            "a.png is not a text file; allowed: ",
-        ),
+        ({"filename": "a.pdf", "file_data": coded(b"%PDF-nonsense")}, "a.pdf cannot be read as a PDF"),
+        ({"filename": "a.docx", "file_data": coded(b"PK\x03\x04nonsense")}, "a.docx cannot be read as a DOCX"),
+        ({"filename": "a.png", "file_data": coded(b"\x89PNG\0")}, "a.png is not a text file; allowed: "),
         ({"filename": "a.txt", "file_data": "!"}, "file_data of a.txt is not base64"),
-        ({"filename": "a.txt", "file_data": base64.b64encode(b" \n").decode()}, "a.txt has no text"),
+        ({"filename": "a.txt", "file_data": coded(b" \n")}, "a.txt has no text"),
         ({"file_id": "file-1"}, "a file has no file_data but an id or an address; allowed: "),
         ({"filename": "a.txt"}, "a file has no file_data; allowed: "),
         (3, "a file has no file_data; allowed: "),

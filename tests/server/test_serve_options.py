@@ -1,21 +1,23 @@
-"""llama-server's own options in `pypcd serve`: what PCD does beside them, and that what a user gives wins."""
+"""llama-server's own options in `pypcd serve`: what PCD does beside them, and that what a user gives wins; settings as text."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import json
+import random
 import socket
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
-from clients import LOOK_UP
+from clients import LOOK_UP, check_call
 from conftest import Tiny
 from serving import BASE, MESSAGES, MUTE_ROUTES, PROMPTS, SMALL, ask, complete, is_greedy, ready, refused
 
 import pypcd
-from pypcd import machine, served
+from pypcd import PCDConfig, machine, served
 from pypcd.server import OptionError, Server
 
 pytest_plugins = ["serving", "clients"]  # fixtures
@@ -62,7 +64,7 @@ def test_a_refusal_names_options_and_no_function_of_c() -> None:
 
 @pytest.mark.parametrize("path", MUTE_ROUTES)
 def test_a_route_that_decodes_nothing_takes_no_setting(path: str, server: Server) -> None:
-    for setting in (True, "unsure", "nonsense", {"beta": 1}, 3):
+    for setting in (True, "nonsense", {"beta": 1}):
         status, answer = ask(server, path, {**MUTE_ROUTES[path], "pcd": setting})
         assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
         said = answer["error"]["message"]
@@ -76,12 +78,41 @@ def test_a_route_that_decodes_nothing_takes_no_setting(path: str, server: Server
         assert ask(server, path, {"content": '"pcd"'})[0] == 200, "a text may have the word in it"
 
 
-# -- faults of the server ----------------------------------------------------------------------------------------------
+def test_a_server_of_embeddings_gives_them_and_refuses_pcd() -> None:
+    with running("--embeddings", "--pooling", "mean", parallel=1) as pooling:
+        status, first = ask(pooling, "/v1/embeddings", {"input": ["red", "blue"]})
+        red, blue = (np.array(entry["embedding"]) for entry in first["data"])
+        assert status == 200 and np.isclose(np.linalg.norm(red), 1.0, atol=1e-3) and not np.array_equal(red, blue)
+        status, answer = ask(pooling, "/v1/chat/completions", {"messages": MESSAGES, "pcd": True})
+        assert status == 400 and "pools embeddings and computes no logits" in answer["error"]["message"]
+        assert ask(pooling, "/v1/embeddings", {"input": ["red", "blue"]})[1]["data"] == first["data"]
+
+
+# -- calls of tools ----------------------------------------------------------------------------------------------------
+
+
+CALLED = {"messages": MESSAGES, "tools": [{"type": "function", "function": LOOK_UP}], "temperature": 0}
+
+
+def test_a_forced_call_is_plain_unless_its_request_asks(tools: Server) -> None:
+    body = {**CALLED, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200}
+    plain, default, on = (
+        ask(tools, "/v1/chat/completions", {**body, **asked})[1]
+        for asked in ({"pcd": False}, {}, {"pcd": {"beta": 30.0}})
+    )
+    calls = [answer["choices"][0]["message"]["tool_calls"][0]["function"] for answer in (plain, default, on)]
+    assert calls[0] == calls[1] != calls[2]
+    for call in calls:
+        check_call(call["name"], json.loads(call["arguments"]))
+    assert default["timings"]["pcd_constrained"] == default["timings"]["predicted_n"]
+    assert default["timings"]["pcd_twins"] == 0 < on["timings"]["pcd_twins"]
+    free = ask(tools, "/v1/chat/completions", {**CALLED, "tool_choice": "auto", "max_tokens": 1})[1]["timings"]
+    assert free["pcd_twins"] == 1 and free["pcd_constrained"] == 0, "until the model calls, it writes as it likes"
 
 
 def test_an_answer_that_does_not_match_its_format_is_a_fault_of_the_server(tools: Server) -> None:
     """Another try may do better, and clients ask again after a 500 alone."""
-    body = {"messages": MESSAGES, "tools": [{"type": "function", "function": LOOK_UP}], "max_tokens": 8}
+    body = {**CALLED, "max_tokens": 8}
     status, answer = ask(tools, "/v1/chat/completions", body)  # a call begins, and does not end
     assert (status, answer["error"]["type"]) == (500, "server_error")
     assert "does not match the expected" in answer["error"]["message"]
@@ -171,3 +202,87 @@ def test_each_of_several_names_is_its_own() -> None:
 def test_no_address_is_refused_and_so_is_a_second_one_that_is_none(host: str) -> None:
     with pytest.raises((ValueError, OSError), match="host is "):
         Server("demo", host=host)
+
+
+# -- a setting written as text means what it means in pypcd.Llama(pcd=...) --------------------------------------------------
+
+VALUES = {  # of the fields that a request may change
+    "beta": ["1", "0.5", ".5", "2.", "1e1", "+3", "-1", "x", "1e400", "inf", "nan", "0x10", "none", "1e", "--1"],
+    "gamma": ["5", "007", "+8", "0", "1.0", "1e2", "-3", "99999999999999999999", "off"],
+    "relative_top": ["0", "0.1", "1e-2", "1.5", "-0.1"],
+    "adaptive": ["jsd", "none", "off", "None", "JSD", "0"],
+    "min_context": ["0", "300", "-1", "3.5"],
+    "min_entropy": ["0", "1.25", "-1"],
+    "min_first_entropy": ["2.25", "0"],
+    "window": ["64", "none", "OFF", "0", "all", "-4"],
+    "n_sink": ["0", "4", "none"],
+    "perturbation": ["none", "off"],
+}
+NO_FIELDS = {"bta": ["1"], "Beta": ["1"], "": ["1"]}
+FIRST = ["on", "off", "ON", "Unsure", "unsure", "window", "cautious", "paper", "gentle", "pcd", "true", ""]
+
+
+def text(rng: random.Random) -> str:
+    values = {**VALUES, **NO_FIELDS}
+    names = [*VALUES] * 7 + [*NO_FIELDS]
+    words = [f"{name}={rng.choice(values[name])}" for name in rng.choices(names, k=rng.randrange(0, 4))]
+    if rng.random() < 0.5 or not words:
+        words.insert(0, rng.choice(FIRST))
+    made = ":".join(words)
+    return rng.choice(
+        [made] * 12 + [f" {made} ", f"{made}:", made.replace(":", ","), made.replace("=", " = "), made[:-1]]
+    )
+
+
+def meant(given: str) -> Any:
+    """What pypcd.Llama makes of it: a setting, False, or the exception."""
+    try:
+        return PCDConfig.resolve(given) or False
+    except (ValueError, TypeError) as error:
+        return error
+
+
+def test_a_text_means_what_it_means_in_python(server: Server) -> None:
+    rng, kinds = random.Random(1), {"setting": 0, "off": 0, "refused": 0}
+    texts = ["off", "OFF", "window:relative_top=0.1", "beta=1.5:window=64", *(text(rng) for _ in range(400))]
+    for given in texts:
+        wanted = meant(given)
+        if isinstance(wanted, Exception):
+            said = refused(server, pcd=given)
+            assert said.startswith("Field 'pcd': "), (given, said)
+            kinds["refused"] += 1
+            continue
+        got = complete(server, "a", n_predict=1, pcd=given)["generation_settings"]["pcd"]
+        if wanted is False:
+            assert got is False, given
+        else:
+            own = {name: getattr(wanted, name) for name in VALUES}
+            assert {name: got[name] for name in own} == pytest.approx(own), given
+        kinds["setting" if wanted else "off"] += 1
+    assert min(kinds.values()) >= 3 and kinds["setting"] > 100 and kinds["refused"] > 100, kinds
+
+
+def test_a_text_is_a_whole_setting_and_an_object_a_change() -> None:
+    with ready(pcd="window:beta=0.5", parallel=1) as made:
+
+        def beta_and_window(**fields: Any) -> tuple[float, Any]:
+            got = complete(made, "a", n_predict=1, **fields)["generation_settings"]["pcd"]
+            return got["beta"], got["window"]
+
+        assert beta_and_window() == beta_and_window(pcd={}) == (0.5, 64)
+        assert beta_and_window(pcd={"beta": 2}) == (2, 64)
+        assert beta_and_window(pcd="beta=2") == (2, None)
+        assert beta_and_window(pcd="on:beta=3") == (3, 64)
+        assert beta_and_window(pcd="gamma=3", model="demo:pcd-cautious") == (2.5, None)
+        assert beta_and_window(pcd={"gamma": 3}, model="demo:pcd-cautious") == (1.5, None)
+
+
+def test_a_text_that_means_another_rotation_is_refused_and_an_object_is_not() -> None:
+    with ready(pcd="alpha=0.3:cache=shared:evaluation=alternate", parallel=1) as made:
+        for given in ("beta=1.5", "gamma=5", "paper"):
+            said = refused(made, pcd=given)
+            assert said.startswith("Field 'pcd': ") and ("only" in said or "alpha" in said), said
+        own = complete(made, "a", n_predict=1, pcd={"beta": 1.5})["generation_settings"]["pcd"]
+        assert (own["beta"], own["window"]) == (1.5, None)
+        own = complete(made, "a", n_predict=1, pcd="perturbation=none:window=8")["generation_settings"]["pcd"]
+        assert (own["beta"], own["window"], own["perturbation"]) == (2.5, 8, "none")

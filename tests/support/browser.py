@@ -9,6 +9,7 @@ PYPCD_PAGE names a folder with the page to test in place of the one in the execu
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -18,6 +19,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -90,6 +92,17 @@ def script() -> Iterator[Script]:
                 stream.just_end()
 
 
+DROP = """(element, files) => {
+  const transfer = new DataTransfer();
+  for (const [name, type, data] of files) {
+    const bytes = Uint8Array.from(atob(data), c => c.charCodeAt(0));
+    transfer.items.add(new File([bytes], name, {type}));
+  }
+  for (const what of ['dragenter', 'dragover', 'drop'])
+    element.dispatchEvent(new DragEvent(what, {dataTransfer: transfer, bubbles: true, cancelable: true}));
+}"""
+
+
 def came_about(page: Page, condition: Callable[[], Any]) -> bool:
     """Whether something is so in time, while the page goes on."""
     for _ in range(int(SECONDS * 50)):
@@ -156,11 +169,16 @@ class Watch:
 
 @pytest.fixture
 def open_page(chromium: Browser, served: Server) -> Iterator[Open]:
-    """open_page(server, greedy=True, **what a browser context takes): a page in a context of its own, watched."""
+    """open_page(server, script, greedy=True, width=1280, **what a browser context takes): a page in a context of its own, watched.
+
+    With a script the answers are the script's."""
     opened: list[tuple[BrowserContext, Watch]] = []
 
-    def make(server: Server = served, *, greedy: bool = True, **kwargs: Any) -> Chat:
-        context = chromium.new_context(**{"reduced_motion": "reduce", "locale": "en-GB", **kwargs})
+    def make(
+        server: Server = served, script: Script | None = None, *, width: int = 1280, greedy: bool = True, **kwargs: Any
+    ) -> Chat:
+        given = {"reduced_motion": "reduce", "locale": "en-GB", "viewport": {"width": width, "height": 740}, **kwargs}
+        context = chromium.new_context(**given)
         context.set_default_timeout(SECONDS * 1000)
         context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
         opened.append((context, Watch(context, server.url)))
@@ -168,6 +186,8 @@ def open_page(chromium: Browser, served: Server) -> Iterator[Open]:
         chat.go()
         if greedy:
             chat.set(temperature=0, longest_answer=24)
+        if script:
+            chat.play(script)
         return chat
 
     try:
@@ -182,10 +202,7 @@ def open_page(chromium: Browser, served: Server) -> Iterator[Open]:
 @pytest.fixture
 def chat(open_page: Open, request: pytest.FixtureRequest) -> Chat:
     """One open page. If the test takes `script` too, the answers are the script's."""
-    made = open_page()
-    if "script" in request.fixturenames:
-        made.play(request.getfixturevalue("script"))
-    return made
+    return open_page(script=request.getfixturevalue("script") if "script" in request.fixturenames else None)
 
 
 class Chat:
@@ -247,6 +264,11 @@ class Chat:
         self.button("Done", dialog).click()
         expect(dialog).to_be_hidden()
 
+    def choices(self, dialog: Locator) -> list[list[str]]:
+        """The labels of the PCD that may be chosen: each name, and what is said of it."""
+        found = dialog.get_by_role("radio").evaluate_all("all => all.map(one => one.labels[0].innerText)")
+        return [re.split(r"\n+", text) for text in found]
+
     def pcd_dialog(self) -> Locator:
         self.page.get_by_role("button", name=re.compile("^PCD:")).click()
         dialog = self.named("dialog", "PCD")
@@ -296,6 +318,15 @@ class Chat:
         self.button("Retry", self.answers.last).click()
         return self._told(*words)
 
+    def shown(self, *words: str | bytes | dict[str, Any]) -> Locator:
+        """An answer of these words; all in one talk would be longer than the context, so each is a version of the last."""
+        return self.retold(*words) if self.answers.count() else self.told(*words)
+
+    def talk(self, *pairs: tuple[str, str]) -> None:
+        """Questions, each with its answer, of which each word is a token."""
+        for text, answer in pairs:
+            self.told(*re.findall(r"\s?\S+", answer), text=text)
+
     def _told(self, *words: str | bytes | dict[str, Any]) -> Locator:
         stream = self.script.next(self)
         expect(self.button("Stop")).to_be_visible()
@@ -318,6 +349,43 @@ class Chat:
 
     def _clipboard(self) -> str:
         return self.page.evaluate("navigator.clipboard.readText()")
+
+    def new(self) -> None:
+        self.button("New conversation", self.menu()).click()
+
+    def titles(self) -> list[str]:
+        """Of the conversations, from top to bottom."""
+        return list(self.menu().locator("li .title").evaluate_all("all => all.map(one => one.title)"))
+
+    def drop(self, *files: tuple[str, str, str | bytes]) -> None:
+        """Files of a name, a type and a content, dropped on the message."""
+        coded = [
+            (name, kind, base64.b64encode(data.encode() if isinstance(data, str) else data).decode())
+            for name, kind, data in files
+        ]
+        self.message.evaluate(DROP, coded)
+
+    def choose(self, button: str, path: Path) -> None:
+        """Give a file to the button that asks for one."""
+        with self.page.expect_file_chooser() as chooser:
+            self.button(button).click()
+        chooser.value.set_files(path)
+
+    def removers(self) -> Locator:
+        """The buttons that take a file out again."""
+        return self.page.get_by_role("button", name=re.compile("^Remove "))
+
+    def exported(self, path: Path) -> dict[str, Any]:
+        nav = self.menu()
+        with self.page.expect_download() as download:
+            self.button("Export", nav).click()
+        assert download.value.suggested_filename.endswith(".json")
+        download.value.save_as(path)
+        return json.loads(path.read_text(encoding="utf-8"))
+
+    def load(self, path: Path) -> None:
+        self.menu()
+        self.choose("Import", path)
 
     def tokens(self, answer: Locator) -> Locator:
         """The buttons of an answer's tokens, in order."""

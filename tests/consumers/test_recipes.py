@@ -1,0 +1,204 @@
+"""docs/recipes.md's recipes, against the real packages: the answers are pypcd.Llama's, and what the page says of a package is so.
+
+A package that is not installed is skipped; `scripts/test --consumers NAME` installs it.
+"""
+
+# ruff: noqa: F401, F811  fixtures are imported
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+from typing import Any
+
+import pytest
+from recipe import ADDRESS, ON, VALUE, Folder, N, check_greedy, folder, needs, recipe, server, with_setting
+
+import pypcd
+from pypcd.server import Server
+
+MODULES = {  # what has to be there for a recipe; the last three ask a server
+    "guidance": "guidance",
+    "outlines": "outlines",
+    "lm-format-enforcer": "lmformatenforcer",
+    "LangChain": "langchain_community",
+    "LlamaIndex": "llama_index.llms.llama_cpp",
+    "Haystack": "haystack_integrations.components.generators.llama_cpp",
+    "txtai": "txtai",
+    "smolagents": "smolagents",
+    "LiteLLM": "litellm",
+    "DSPy": "dspy",
+}
+
+
+def consumer(name: str) -> str:
+    """A recipe's name in noxfile.py."""
+    return "llama-index" if name == "LlamaIndex" else name.lower()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_recipes_answer_is_llamas(folder: Folder, name: str, request: pytest.FixtureRequest) -> None:
+    needs(MODULES[name], consumer(name))
+    text = recipe(name)
+    if ADDRESS in text:
+        text = text.replace(ADDRESS, request.getfixturevalue("server").url)
+    check_greedy(folder, lambda setting: folder.run(with_setting(text, setting)))
+
+
+# -- packages that constrain answers ----------------------------------------------------------------------------------
+
+
+def test_guidances_extra_wants_another_llama_cpp_python() -> None:
+    needs("guidance", "guidance")
+    wanted = [line for line in importlib.metadata.requires("guidance") or [] if line.startswith("llama-cpp-python")]
+    (wanted,) = (line for line in wanted if "llamacpp" in line)
+    assert importlib.metadata.version("llama-cpp-python") not in wanted
+
+
+@pytest.mark.parametrize("name", ["outlines", "lm-format-enforcer"])
+def test_the_answer_has_the_form_that_is_asked_for(folder: Folder, name: str) -> None:
+    needs(MODULES[name], name)
+    text = with_setting(recipe(name), ON).replace(VALUE, "[g-z]{3}")
+    constrained = folder.run(text)
+    assert len(constrained) == 3 and constrained.isalpha()
+    if name == "outlines":
+        without = "import sys\n\nsys.modules['numba'] = None\n" + text
+        assert "`numba` must be installed" in folder.run(without, fails=True)
+
+
+VALUE_OF = {
+    "type": "object",
+    "properties": {"value": {"type": "string", "pattern": f"^{VALUE}$"}},
+    "required": ["value"],
+}
+
+
+def called(folder: Folder, setting: Any) -> str:
+    """pypcd.Llama's own call of instructor's tool."""
+    tool = {"type": "function", "function": {"name": "Answer", "parameters": VALUE_OF}}
+    choice = {"type": "function", "function": {"name": "Answer"}}
+    messages = [{"role": "user", "content": folder.question}]
+    asked = {"tools": [tool], "tool_choice": choice, "max_tokens": 64, "temperature": 0, "pcd": setting}
+    with contextlib.closing(pypcd.Llama(folder.path / "model.gguf")) as llm:
+        answer = llm.create_chat_completion(messages, **asked)
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
+    return json.loads(call["function"]["arguments"])["value"]
+
+
+def test_instructors_answer_is_llamas_and_a_setting_of_the_model_alone_leaves_it_plain(folder: Folder) -> None:
+    needs("instructor", "instructor")
+    plain, contrasted = (folder.run(with_setting(recipe("instructor"), setting)) for setting in (False, ON))
+    assert (plain, contrasted) == (called(folder, False), called(folder, ON))
+    assert plain != contrasted
+    text = with_setting(recipe("instructor"), ON).replace(f", pcd={ON!r}", "")
+    said = folder.run(text.replace('"model.gguf"', f'"model.gguf", pcd={ON!r}'))
+    assert said.splitlines()[-1] == plain and "PCD is off" not in said, "the warning is on stderr"
+
+
+# -- packages that load the model themselves --------------------------------------------------------------------------
+
+
+def test_the_models_rope_is_the_files_and_langchains_own_numbers_change_it(folder: Folder) -> None:
+    needs("langchain_community", "langchain")
+    shown = "print(llm.client.context_params.rope_freq_base, llm.client.n_ctx(), llm.client.n_batch)"
+    text = with_setting(recipe("LangChain"), False)
+    head, _, _ = text.rpartition("\n" + "print(")
+    assert folder.run(f"{head}\n{shown}") == "0.0 2048 512"
+    assert folder.run(f"{head.replace(', **own', '')}\n{shown}") == "10000.0 512 8"
+    assert folder.run(text.replace(", **own", "")) != folder.own(False)  # the demo model's base is 500,000
+
+
+def test_a_chat_of_langchains_has_the_same_answer(folder: Folder) -> None:
+    needs("langchain_community", "langchain")
+    text = recipe("LangChain").replace("llms", "chat_models").replace("LlamaCpp", "ChatLlamaCpp")
+    text = text.replace(".read())", ".read()).content")
+    check_greedy(folder, lambda setting: folder.run(with_setting(text, setting)))
+
+
+def test_llama_indexs_context_is_the_models_and_3900_by_default(folder: Folder) -> None:
+    needs("llama_index.llms.llama_cpp", "llama-index")
+    head, _, _ = with_setting(recipe("LlamaIndex"), False).rpartition("print(")
+    shown = "print(llm.context_window, llm.generate_kwargs['temperature'])"
+    assert folder.run(head + shown) == "2048 0"
+    bare = head.replace("context_window=0, temperature=0, ", "")
+    assert folder.run(bare + shown) == "4096 0.1"  # 3900, rounded up to a multiple of 256
+
+
+# -- llm --------------------------------------------------------------------------------------------------------------
+
+
+def ran(folder: Folder, text: str, **environment: str) -> str:
+    done = folder.command(["sh", "-e", "-c", text], LLM_USER_PATH=str(folder.path / "llm"), **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+def plugins(folder: Folder, setting: Any) -> str:
+    """pypcd.Llama's answer, asked as llm's plugin asks: at a temperature, with its own form of a prompt."""
+    path, messages = folder.path / "model.gguf", [{"role": "user", "content": folder.question}]
+    with contextlib.closing(pypcd.Llama(path, pcd=setting, n_ctx=0, chat_format="chatml-function-calling")) as llm:
+        parts = [part["choices"][0]["delta"] for part in llm.create_chat_completion(messages=messages, stream=True)]
+    return "".join(part.get("content") or "" for part in parts)
+
+
+def test_the_environment_gives_llms_plugin_pcd_and_without_a_stream_it_stops_in_a_debugger(folder: Folder) -> None:
+    needs("llm_gguf", "llm")
+    answers = [ran(folder, with_setting(recipe("llm", "sh"), setting)) for setting in (False, ON)]
+    assert answers == [plugins(folder, False), plugins(folder, ON)] and answers[0] != answers[1]
+    text = recipe("llm", "sh").replace("llm -m", "llm --no-stream -m")
+    done = folder.command(["sh", "-c", text], LLM_USER_PATH=str(folder.path / "llm"))
+    assert "breakpoint()" in done.stdout + done.stderr or "Pdb" in done.stdout + done.stderr
+
+
+def test_llm_with_the_server_has_llamas_answer(folder: Folder, server: Server) -> None:
+    needs("llm_gguf", "llm")
+    (folder.path / "llm").mkdir()
+    file = folder.path / "llm" / "extra-openai-models.yaml"
+
+    def ask(setting: object) -> str:
+        file.write_text(with_setting(recipe("llm", "yaml"), setting).replace(ADDRESS, server.url), encoding="utf-8")
+        return ran(folder, 'llm -m mine -o temperature 0 "$(cat question.txt)"', OPENAI_API_KEY="none")
+
+    check_greedy(folder, ask)
+
+
+# -- lm-evaluation-harness --------------------------------------------------------------------------------------------
+
+TASK: dict[str, Any] = {
+    "task": "our_question",
+    "dataset_path": "json",
+    "test_split": "test",
+    "output_type": "generate_until",
+    "doc_to_text": "{{question}}",
+    "doc_to_target": "{{right}}",
+    "generation_kwargs": {"until": ["\n"], "do_sample": False, "max_gen_toks": N},
+    "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+}
+
+
+def test_the_harnesss_answers_and_scores_are_llamas(folder: Folder) -> None:
+    """By the recipe's command, with our task in place of its own."""
+    needs("lm_eval", "lm-evaluation-harness")
+    data = folder.path / "data.jsonl"
+    data.write_text(json.dumps({"question": folder.question, "right": folder.right}), encoding="utf-8")
+    task = {**TASK, "dataset_kwargs": {"data_files": {"test": str(data)}}}
+    (folder.path / "ours.yaml").write_text(json.dumps(task), encoding="utf-8")  # JSON is YAML
+    scores = []
+
+    def ask(setting: Any) -> str:
+        out = folder.path / f"results-{setting}"
+        text = with_setting(recipe("lm-evaluation-harness", "sh"), setting).strip()
+        text = text.replace("arc_easy", "our_question --include_path .").replace(
+            "--output_path results", f"--output_path {out}"
+        )
+        done = folder.command(["sh", "-c", text])
+        assert done.returncode == 0, done.stdout + done.stderr
+        (samples,), (results,) = out.rglob("samples_our_question_*.jsonl"), out.rglob("results_*.json")
+        (sample,) = (json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines())
+        of_task = json.loads(results.read_text(encoding="utf-8"))["results"]["our_question"]
+        scores.append(of_task["exact_match,none"])
+        return sample["resps"][0][0]
+
+    check_greedy(folder, ask)
+    assert scores == [0.0, 1.0]
