@@ -1,4 +1,4 @@
-"""Writes what C, C++ and the docs have of the fields of a setting, from pypcd/fields.py, which states them.
+"""Writes what C, C++ and the docs have of the fields of a setting, from pypcd/settings/fields.py, which states them.
 
 python cmake/fields.py FOLDER     # llama-pcd-fields.h and llama-pcd-fields.inc, into a build folder
 python cmake/fields.py --docs     # the table in docs/settings.md
@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))  # this tree's, whatever is installed
 
-from pypcd.checks import Integer, Number, OrNone
-from pypcd.fields import FIELDS, Field
+from pypcd.settings.fields import FIELDS, Field
+from pypcd.settings.ranges import Integer, Number, OrNone
 
 PAGE = ROOT / "docs/settings.md"
 WIDTH = 130
@@ -28,7 +28,12 @@ WIDTH = 130
 
 def header() -> str:
     """The C header: an enum for each field whose values are names, and the struct."""
-    lines = ["// Made by cmake/fields.py from pypcd/fields.py: the fields of a setting.", "", "#pragma once", ""]
+    lines = [
+        "// Made by cmake/fields.py from pypcd/settings/fields.py: the fields of a setting.",
+        "",
+        "#pragma once",
+        "",
+    ]
     lines += ["#include <stdbool.h>", "#include <stdint.h>", ""]
     for field in FIELDS.values():
         if field.is_choice and field.name != "type_k_over":  # that one has ggml's own enum
@@ -48,7 +53,9 @@ def header() -> str:
 
 def table() -> str:
     """The rows of the array pcd_fields in cpp/twins/settings.h."""
-    return "// Made by cmake/fields.py from pypcd/fields.py\n" + "".join(f"{row(field)}\n" for field in FIELDS.values())
+    return "// Made by cmake/fields.py from pypcd/settings/fields.py\n" + "".join(
+        f"{row(field)}\n" for field in FIELDS.values()
+    )
 
 
 def row(field: Field) -> str:

@@ -12,15 +12,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from pypcd import finder
+from pypcd.integrations import finder
 
 if TYPE_CHECKING:
-    from pypcd.config import PCDConfig, PCDFields, PCDSetting
     from pypcd.engine import PCDAnswer, PCDLogits, PCDStats
     from pypcd.errors import LibraryError, ModelError, PCDError, RPCError, UnsupportedError
     from pypcd.integrations.install import install, uninstall
     from pypcd.llama import Llama
-    from pypcd.sampler import pcd_sampler
+    from pypcd.llama.sampler import pcd_sampler
+    from pypcd.settings.config import PCDConfig, PCDFields, PCDSetting
 else:  # unseen by type checkers, to which any name would be one of pypcd's
 
     def __getattr__(name: str) -> object:
@@ -56,29 +56,35 @@ _HOME_OF = {
     "LibraryError": "errors",
     "Llama": "llama",
     "ModelError": "errors",
-    "PCDConfig": "config",
+    "PCDConfig": "settings.config",
     "PCDError": "errors",
-    "PCDFields": "config",
+    "PCDFields": "settings.config",
     "PCDLogits": "engine",
-    "PCDSetting": "config",
+    "PCDSetting": "settings.config",
     "PCDAnswer": "engine",
     "PCDStats": "engine",
     "RPCError": "errors",
     "UnsupportedError": "errors",
     "install": "integrations.install",
-    "pcd_sampler": "sampler",
+    "pcd_sampler": "llama.sampler",
     "uninstall": "integrations.install",
 }
 
-# names of the first release
+# names of former releases
 _MOVED = {
     "analysis": "explain; the rest is in research/ of a clone",
-    "contrast": "method.contrast",
-    "frequencies": "method.frequencies",
+    "config": "settings.config",
+    "contrast": "settings.formula.contrast",
+    "fields": "settings.fields",
+    "frequencies": "settings.formula.frequencies",
+    "machine": "llama.machine",
     "measure": "bench",
+    "method": "settings.formula",
     "methods": "decode",
-    "rho": "method.rho",
-    "strength": "method.strength",
+    "prompt_cache": "decode.prompt_cache",
+    "rho": "settings.formula.rho",
+    "sampler": "llama.sampler",
+    "strength": "settings.formula.strength",
 }
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pypcd.checks import Choice, Integer, Number, check
-from pypcd.fields import RANGES
-from pypcd.method import frequencies, rho
+from pypcd.settings.fields import RANGES
+from pypcd.settings.formula import frequencies, rho
+from pypcd.settings.ranges import Choice, Integer, Number, check
 
 __all__ = ["CURVES", "GRID", "Curves", "Decay", "Rates", "bins", "envelope", "grid", "log_rate", "power_rate", "scores"]
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pypcd import engine
 from pypcd.errors import InputError, UnsupportedError
 from pypcd.gguf import read_gguf
-from pypcd.method import frequencies
+from pypcd.settings.formula import frequencies
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama

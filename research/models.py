@@ -19,10 +19,9 @@ import sys
 from collections.abc import Sequence
 
 import pypcd
-from pypcd import plots
 from pypcd.cli import _options, _progress, _table, _terminal
 from pypcd.errors import PCDError
-from pypcd.evaluation import ModelTokenizer
+from pypcd.evaluation import ModelTokenizer, plots
 from pypcd.evaluation.executors import Jobs
 from pypcd.evaluation.plan import HALVES
 from pypcd.gguf import resolve_model

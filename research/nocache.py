@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 from pypcd import engine
 from pypcd.cli import _loading, _options
-from pypcd.config import PCDConfig
 from pypcd.decode import Session, setting_of
 from pypcd.errors import InputError
 from pypcd.evaluation import ModelTokenizer, task
 from pypcd.llama import Llama
 from pypcd.prompt import prompt_tokens
+from pypcd.settings.config import PCDConfig
 from research.command import command
 from research.questions import questions
 

@@ -8,10 +8,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pypcd.config import PCDConfig
 from pypcd.evaluation.plan import BASELINE, Key, Plan
 from pypcd.evaluation.report import Row, rows
 from pypcd.evaluation.stats import interval
+from pypcd.settings.config import PCDConfig
 
 __all__ = ["PAPER_TABLES", "PaperTable"]
 

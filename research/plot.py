@@ -10,8 +10,8 @@ import pathlib
 import sys
 from typing import Any
 
-from pypcd import plots
 from pypcd.cli import _options, _terminal
+from pypcd.evaluation import plots
 from research import figures, files
 from research.claims import Claims, check_claims, claimed_rate
 from research.command import command

@@ -17,17 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from pypcd import plots
 from pypcd.cli import _loading, _options, _table, _terminal
-from pypcd.config import PCDConfig, typed
 from pypcd.decode import Session
+from pypcd.decode.vocabulary import Vocabulary
 from pypcd.errors import InputError
-from pypcd.evaluation import ModelTokenizer, task
+from pypcd.evaluation import ModelTokenizer, plots, task
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import NOT_SHOWN, interval, paired
-from pypcd.method import rank
 from pypcd.prompt import prompt_tokens
-from pypcd.vocabulary import Vocabulary
+from pypcd.settings.config import PCDConfig, typed
+from pypcd.settings.formula import rank
 from research import files
 from research.command import command
 from research.questions import Question, questions

@@ -14,7 +14,6 @@ import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from pypcd.config import PRESETS
 from pypcd.decode import PCD, Control, parse, setting_of
 from pypcd.errors import InputError
 from pypcd.evaluation.executors import Jobs
@@ -25,6 +24,7 @@ from pypcd.evaluation.tasks import GROUPS
 from pypcd.evaluation.tasks.everyday import SHORT
 from pypcd.evaluation.tasks.sample import Tokenizer
 from pypcd.gguf import read_gguf, resolve_model
+from pypcd.settings.config import PRESETS
 
 __all__ = [
     "FAR",

@@ -35,9 +35,9 @@ NATIVE = (
     "CMakeLists.txt",
     "pyproject.toml",
     "scripts/install.py",
-    "pypcd/fields.py",
-    "pypcd/checks.py",
-    "pypcd/ggml.py",
+    "pypcd/settings/fields.py",
+    "pypcd/settings/ranges.py",
+    "pypcd/library/ggml.py",
 )
 NO_SOURCES = ("/__pycache__/", "/pypcd/lib/", "/pypcd/bin/")
 CPUINFO = Path("/proc/cpuinfo")

@@ -78,7 +78,7 @@ def spaced(text: str) -> str:
 
 
 def setting() -> str:
-    """PCDConfig: its signature would be the code of pypcd/fields.py."""
+    """PCDConfig: its signature would be the code of pypcd/settings/fields.py."""
     methods = (name for name in vars(PCDConfig) if name[0] != "_" and callable(getattr(PCDConfig, name, None)))
     return "\n\n".join(
         (

@@ -1,5 +1,5 @@
 // Prompts on disk: the keys and values behind the documents of a request are read back in place of being computed again. The files are
-// those of pypcd/prompt_cache.py, which says what is in them; `pypcd chat` and the server read each other's. Knows sequences and
+// those of pypcd/decode/prompt_cache.py, which says what is in them; `pypcd chat` and the server read each other's. Knows sequences and
 // tokens, but nothing of slots.
 
 #pragma once

@@ -54,7 +54,7 @@ struct server_pcd_settings {
     llama_pcd_params fields  (const common_json & given, llama_pcd_params base) const;
     llama_pcd_params preset  (const std::string & name, const std::string & given = "") const; // given: for an error, what has it in it
 
-    // What a text means, as in Python (pypcd/config.py): "unsure", "window:relative_top=0.1", "beta=1.5"; nothing: off. What it does
+    // What a text means, as in Python (pypcd/settings/config.py): "unsure", "window:relative_top=0.1", "beta=1.5"; nothing: off. What it does
     // not name is as in its preset, or as in the paper.
     std::optional<llama_pcd_params> text(const std::string & given) const;
 

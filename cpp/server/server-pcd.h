@@ -3,7 +3,7 @@
 //
 // Settings come from one place, pypcd's Python: the environment variable LLAMA_ARG_PCD, which `pypcd serve` writes, has the
 // server's setting and the presets. Without it a request with PCD is refused. The fields are those of twins/settings.h, which the
-// build makes from pypcd/fields.py. Their ranges are checked by libllama.
+// build makes from pypcd/settings/fields.py. Their ranges are checked by libllama.
 
 #pragma once
 

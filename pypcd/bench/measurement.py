@@ -21,10 +21,10 @@ import numpy as np
 
 from pypcd import engine, llama
 from pypcd.bench import timing
-from pypcd.checks import Integer
-from pypcd.config import PCDConfig
 from pypcd.decode import setting_of
 from pypcd.errors import PCDError
+from pypcd.settings.config import PCDConfig
+from pypcd.settings.ranges import Integer
 
 __all__ = ["DEFAULT_METHODS", "SEQUENCES", "STOCK", "Measurement", "bench", "methods_for"]
 

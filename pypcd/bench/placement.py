@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from pypcd import engine
-from pypcd.config import PCDConfig
 from pypcd.llama import Llama
+from pypcd.settings.config import PCDConfig
 
 __all__ = ["OFF", "Placement", "left_device", "placements"]
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd import engine
-from pypcd.config import PCDConfig
 from pypcd.errors import PCDError, UnsupportedError
 from pypcd.llama import Llama
+from pypcd.settings.config import PCDConfig
 
 __all__ = ["self_test"]
 

@@ -17,13 +17,13 @@ from pypcd.cli import _options
 from pypcd.cli._generation import ContextFull, Figures, Generation
 from pypcd.cli._reading import Kept, Reading, read, takes
 from pypcd.cli._text import counted
-from pypcd.config import PCDSetting, typed
 from pypcd.decode import Replay
+from pypcd.decode.prompt_cache import PromptCache
 from pypcd.decode.replay import attention_weights, repeated
 from pypcd.document import SPACE, Document
 from pypcd.errors import InputError
 from pypcd.prompt import chat_formatter, chat_tokens
-from pypcd.prompt_cache import PromptCache
+from pypcd.settings.config import PCDSetting, typed
 
 # {"role": ..., "content": ...}; one of the user's may have "documents", a list of Document, which the model gets in front of the content
 Message = dict

@@ -14,8 +14,8 @@ from pypcd import PCDError, engine
 from pypcd.cli import _options
 from pypcd.cli._reading import Kept, Reading, read
 from pypcd.cli._text import Changed
-from pypcd.config import typed
 from pypcd.errors import InputError
+from pypcd.settings.config import typed
 
 
 class ContextFull(PCDError):

@@ -10,12 +10,12 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from pypcd.checks import Integer, Number, literal
 from pypcd.cli import _terminal
-from pypcd.config import RECOMMENDED, PCDConfig, Profile, load
 from pypcd.errors import InputError, did_you_mean
 from pypcd.gguf import read_gguf, resolve_model
-from pypcd.remote import parse_servers
+from pypcd.settings.config import RECOMMENDED, PCDConfig, Profile, load
+from pypcd.settings.ranges import Integer, Number, literal
+from pypcd.settings.remote import parse_servers
 
 if TYPE_CHECKING:
     from pypcd.evaluation import Cluster
@@ -221,7 +221,7 @@ def machine_options(args: argparse.Namespace) -> dict[str, Any]:
     if args.gpu_layers is not None:
         options["n_gpu_layers"] = args.gpu_layers
         if args.gpu_layers and args.rpc is None:
-            from pypcd import machine  # slow to import, and few use this option
+            from pypcd.llama import machine  # slow to import, and few use this option
 
             if not machine.has_gpu():
                 _terminal.note(

@@ -12,9 +12,9 @@ import llama_cpp
 import pypcd
 from pypcd import engine
 from pypcd.cli import _terminal
+from pypcd.decode.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache
 from pypcd.document import Document
 from pypcd.prompt import n_tokens_through
-from pypcd.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache
 
 FIRST = 64  # tokens of a long prompt that are read before the others: then the bar tells how long it will take
 

@@ -10,10 +10,10 @@ from pypcd import PCDAnswer
 from pypcd.cli import _loading, _options, _reading, _terminal
 from pypcd.cli.generate import read_prompt
 from pypcd.decode import Answer, Session, parse
+from pypcd.decode.prompt_cache import PromptCache
 from pypcd.document import read_document
 from pypcd.errors import InputError, PCDError, UnsupportedError
 from pypcd.prompt import Prompt, has_template, prompt_tokens
-from pypcd.prompt_cache import PromptCache
 
 DEFAULT_METHODS = "greedy,replay"
 

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 
 import llama_cpp
 
-from pypcd import machine
 from pypcd.bench import DEFAULT_METHODS, SEQUENCES, STOCK, Measurement, bench, methods_for
 from pypcd.cli import _options, _table, _terminal
 from pypcd.cli._text import clean, counted, wrap
-from pypcd.config import PCDConfig
 from pypcd.decode import setting_of
 from pypcd.engine import choose_engine
 from pypcd.errors import InputError
 from pypcd.gguf import resolve_model
-from pypcd.threads import choose, width_of
+from pypcd.llama import machine
+from pypcd.llama.threads import choose, width_of
+from pypcd.settings.config import PCDConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

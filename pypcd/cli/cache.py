@@ -6,7 +6,7 @@ import argparse
 import datetime
 
 from pypcd.cli._text import clean
-from pypcd.prompt_cache import LIMIT_NAME, PromptCache
+from pypcd.decode.prompt_cache import LIMIT_NAME, PromptCache
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

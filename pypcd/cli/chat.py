@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pypcd import PCDError
-from pypcd.checks import literal
 from pypcd.cli import _compare, _keyboard, _loading, _options, _terminal
 from pypcd.cli._conversation import SPACE, Conversation, documents_in
 from pypcd.cli._generation import REPEATS, Figures
 from pypcd.cli._terminal import say
 from pypcd.cli._text import counted, sentence, wrap
-from pypcd.config import PRESETS, load, typed
 from pypcd.decode import Replay
+from pypcd.decode.prompt_cache import PromptCache
 from pypcd.document import Document, read_document
 from pypcd.errors import InputError, did_you_mean
 from pypcd.gguf import DEMO_MODEL
 from pypcd.prompt import has_template
-from pypcd.prompt_cache import PromptCache
+from pypcd.settings.config import PRESETS, load, typed
+from pypcd.settings.ranges import literal
 
 # command -> (its argument, what it does)
 COMMANDS = {

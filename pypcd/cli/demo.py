@@ -14,12 +14,12 @@ from typing import Any
 
 from pypcd import Llama, PCDError, library
 from pypcd.cli import _options, _progress, _table, _terminal
-from pypcd.config import RECOMMENDED
 from pypcd.decode import PCD as PCDRows
 from pypcd.errors import InputError
 from pypcd.evaluation import Directory, ModelTokenizer, Paired, Plan, Sample, evaluate, rows, task
 from pypcd.evaluation.plan import BASELINE, Key
 from pypcd.evaluation.stats import NOT_SHOWN, interval
+from pypcd.settings.config import RECOMMENDED
 
 TASK = "kv-short"
 LENGTHS = (240, 530, 1010, 1490)  # tokens with which this model reads 16, 40, 80 and 120 pairs, and answers

@@ -9,7 +9,7 @@ import json
 import pathlib
 from collections.abc import Sequence
 
-from pypcd import files, plots
+from pypcd import files
 from pypcd.cli import _options, _progress, _table, _terminal
 from pypcd.errors import InputError, PCDError
 from pypcd.evaluation import (
@@ -20,6 +20,7 @@ from pypcd.evaluation import (
     csv_text,
     evaluate,
     markdown,
+    plots,
     rows,
     run_options,
     tasks_of,

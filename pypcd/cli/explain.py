@@ -8,22 +8,22 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from pypcd import PCDAnswer, PCDConfig, PCDError, files, plots
-from pypcd.checks import Integer
+from pypcd import PCDAnswer, PCDConfig, PCDError, files
 from pypcd.cli import _loading, _options, _terminal
 from pypcd.cli._text import cells, wrap
 from pypcd.cli.eval import DEFAULT_N
 from pypcd.cli.generate import read_prompt
 from pypcd.decode import Session
+from pypcd.decode.vocabulary import END, Vocabulary
 from pypcd.engine import Change
 from pypcd.errors import InputError
-from pypcd.evaluation import ModelTokenizer, task
+from pypcd.evaluation import ModelTokenizer, plots, task
 from pypcd.evaluation.tasks.sample import Task
 from pypcd.explain.page import page
 from pypcd.explain.places import Reading, Written, marks, seen
 from pypcd.explain.steps import Candidate, Step, explain, strength_of
 from pypcd.prompt import Prompt, prompt_tokens
-from pypcd.vocabulary import END, Vocabulary
+from pypcd.settings.ranges import Integer
 
 LEGEND = "> chosen   L: the model   L*: local-aware   PCD: after the contrast"
 GOLD = "   * leads to the right answer"

@@ -12,15 +12,16 @@ import llama_cpp
 import numpy as np
 
 import pypcd
-from pypcd import PCDConfig, PCDError, engine, library, method
+from pypcd import PCDConfig, PCDError, engine, library
 from pypcd.bench import placements, self_test
 from pypcd.cli import _loading, _options, _terminal
 from pypcd.decode import Session
 from pypcd.decode.replay import attention
 from pypcd.gguf import DEMO_MODEL, read_gguf, resolve_model
-from pypcd.machine import backends, devices, has_gpu, total_memory
+from pypcd.llama.machine import backends, devices, has_gpu, total_memory
+from pypcd.llama.threads import best_threads, width_of
 from pypcd.prompt import Prompt
-from pypcd.threads import best_threads, width_of
+from pypcd.settings import formula
 
 _IDLE = "found: there is none, or its driver is missing or older than this build needs; models run on the devices above"
 _WIDTH = 2048  # of a model of about 1B parameters
@@ -114,10 +115,10 @@ def model_facts(llm: pypcd.Llama) -> dict[str, Any]:
             "factor": factor,
             "factor_tensor": file.has_rope_factors,
         }
-        turned = method.rho(n_rot)
+        turned = formula.rho(n_rot)
         # YaRN leaves short wavelengths alone and stretches long ones; only linear scaling stretches all
         stretch = factor if scaling["type"] == "linear" else 1.0
-        before = stretch * 2 * np.pi / method.frequencies(n_rot, base)
+        before = stretch * 2 * np.pi / formula.frequencies(n_rot, base)
         facts["rope"] = {
             "base": base,
             "n_rot": n_rot,

@@ -14,11 +14,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from pypcd import engine, machine, remote
-from pypcd.checks import Integer
+from pypcd import engine
 from pypcd.cli import _options, _terminal
 from pypcd.cli._text import sentence
 from pypcd.errors import MENDABLE, InputError, RPCError
+from pypcd.llama import machine
+from pypcd.settings import remote
+from pypcd.settings.ranges import Integer
 
 _LINES = {
     "Accepted client connection": True,

@@ -12,12 +12,11 @@ import sys
 from collections.abc import Callable, Collection
 from typing import Any
 
-from pypcd import served
 from pypcd.cli import _options, _terminal
 from pypcd.cli._text import sentence
-from pypcd.config import load, typed
 from pypcd.errors import MENDABLE, PCDError
-from pypcd.server import OptionError, Server, show_options
+from pypcd.server import OptionError, Server, model_list, show_options
+from pypcd.settings.config import load, typed
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 
@@ -62,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         setting = load("off" if args.pcd is None else args.pcd)
         server = Server(
-            served.read(args.model),
+            model_list.read(args.model),
             pcd=setting,
             host=args.host,
             port=args.port,

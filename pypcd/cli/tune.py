@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from pypcd.cli import _options, _progress, _table, _terminal, _text
-from pypcd.config import Profile
 from pypcd.errors import InputError
 from pypcd.evaluation import Directory, Paired, Plan, run_options
 from pypcd.evaluation.plan import BASELINE
@@ -29,6 +28,7 @@ from pypcd.evaluation.tune import (
     so_far,
     tune,
 )
+from pypcd.settings.config import Profile
 
 DEFAULT_TASKS = "kv,niah-multikey-2,vt"
 DEFAULT_LENGTHS, DEFAULT_N = "1k,4k", 100

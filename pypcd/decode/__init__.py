@@ -20,7 +20,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pypcd.config import PCDConfig, is_profile, joined, read_values
 from pypcd.decode import cache
 from pypcd.decode.method import Answer, Edit, Method
 from pypcd.decode.recite import Recite
@@ -30,6 +29,7 @@ from pypcd.decode.search import Greedy, Sampling, Search
 from pypcd.decode.session import Session
 from pypcd.errors import InputError, did_you_mean
 from pypcd.prompt import Prompt
+from pypcd.settings.config import PCDConfig, is_profile, joined, read_values
 
 __all__ = [
     "PCD",

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pypcd.arguments import CACHE_TYPES, UNBLOCKED
-from pypcd.checks import Choice, check
 from pypcd.errors import InputError
+from pypcd.llama.arguments import CACHE_TYPES, UNBLOCKED
+from pypcd.settings.ranges import Choice, check
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama

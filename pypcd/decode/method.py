@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from pypcd.checks import Integer
 from pypcd.decode.cache import KVTypes
 from pypcd.decode.rows import Constrained, Plain, RowSource
 from pypcd.decode.search import Greedy, Search
@@ -15,6 +14,7 @@ from pypcd.decode.session import Logits, Session
 from pypcd.engine import PCDAnswer, is_recurrent, pcd, token_bytes
 from pypcd.errors import PCDError, UnsupportedError
 from pypcd.prompt import Prompt, has_template, prompt_tokens
+from pypcd.settings.ranges import Integer
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from pypcd.checks import Integer, check
 from pypcd.decode.method import Answering
 from pypcd.decode.session import Session
 from pypcd.prompt import Prompt, prompt_tokens
+from pypcd.settings.ranges import Integer, check
 
 __all__ = ["Recite"]
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pypcd.checks import Integer, check
 from pypcd.decode.method import Answering
 from pypcd.decode.session import Session
 from pypcd.engine import read_tensors
 from pypcd.errors import PCDError, UnsupportedError
 from pypcd.prompt import Prompt, find_texts, prompt_tokens
+from pypcd.settings.ranges import Integer, check
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama

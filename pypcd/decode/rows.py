@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd import engine
-from pypcd.checks import Integer, check
-from pypcd.config import PCDConfig, write_values
 from pypcd.decode.session import Logits, Rows2D, Session
-from pypcd.fields import names
-from pypcd.method import contrast, entropy, log_softmax, put_behind
 from pypcd.prompt import Prompt, prompt_tokens
+from pypcd.settings.config import PCDConfig, write_values
+from pypcd.settings.fields import names
+from pypcd.settings.formula import contrast, entropy, log_softmax, put_behind
+from pypcd.settings.ranges import Integer, check
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from pypcd.checks import Integer, Number, check
 from pypcd.decode.session import Logits
-from pypcd.method import log_softmax
+from pypcd.settings.formula import log_softmax
+from pypcd.settings.ranges import Integer, Number, check
 
 if TYPE_CHECKING:
     from pypcd.decode.rows import Stream

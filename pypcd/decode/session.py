@@ -12,8 +12,8 @@ from pypcd import engine
 from pypcd.errors import InputError, PCDError
 
 if TYPE_CHECKING:
-    from pypcd.config import PCDConfig
     from pypcd.llama import Llama
+    from pypcd.settings.config import PCDConfig
 
 __all__ = ["Logits", "Rows2D", "Session"]
 

@@ -1,4 +1,4 @@
-"""The declarations of cpp/llama-pcd*.h in ctypes: constants, structures, functions. The fields of a setting are pypcd/fields.py's."""
+"""The declarations of cpp/llama-pcd*.h in ctypes: constants, structures, functions. The fields of a setting are pypcd/settings/fields.py's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import llama_cpp
 
 from pypcd import library
 from pypcd.errors import UnsupportedError
-from pypcd.fields import FIELDS
+from pypcd.settings.fields import FIELDS
 
 lib = llama_cpp.llama_cpp._lib
 

@@ -12,12 +12,12 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from pypcd.config import PCDConfig
 from pypcd.engine import _bindings
 from pypcd.engine._calls import ask, call, context
 from pypcd.engine._results import PCDLogits, PCDStats, no_rows
 from pypcd.errors import InputError, UnsupportedError
-from pypcd.fields import FIELDS
+from pypcd.settings.config import PCDConfig
+from pypcd.settings.fields import FIELDS
 
 __all__ = ["Native", "native_params"]
 

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 import llama_cpp
 
 from pypcd import library
-from pypcd.checks import Choice, OrNone
-from pypcd.config import PCDConfig
 from pypcd.engine._bindings import is_native, only_native
 from pypcd.engine._calls import context, model, stock
 from pypcd.engine._model import is_recurrent, slides
@@ -22,6 +20,8 @@ from pypcd.engine._native import Native
 from pypcd.engine._results import PCDLogits, PCDStats
 from pypcd.engine._stock import Stock, n_twins
 from pypcd.errors import LibraryError
+from pypcd.settings.config import PCDConfig
+from pypcd.settings.ranges import Choice, OrNone
 
 __all__ = ["N_SEQUENCES", "choose_engine", "n_twins", "open_stock", "pcd", "pcd_refusal"]
 

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from pypcd.config import PCDConfig, typed
 from pypcd.errors import PCDError, rename
+from pypcd.settings.config import PCDConfig, typed
 
 __all__ = ["SENTENCES", "Change", "PCDAnswer", "PCDLogits", "PCDStats"]
 
@@ -46,7 +46,7 @@ class Change:
     plain: int
 
 
-# what PCD did to an answer; llama-server fills them in too (pypcd/server.py)
+# what PCD did to an answer; llama-server fills them in too (pypcd/server/__init__.py)
 SENTENCES = {
     "off": "PCD off",
     "changed": "PCD ({setting}) changed {n_changed} of {n_tokens} tokens",

@@ -20,11 +20,11 @@ from typing import Any
 import llama_cpp
 
 from pypcd import library as library_module
-from pypcd import remote
 from pypcd.engine import _bindings
 from pypcd.engine._devices import _ggml, chosen, gpus
 from pypcd.engine._handles import is_open
 from pypcd.errors import LibraryError, RPCError
+from pypcd.settings import remote
 
 __all__ = ["RemoteDevices", "check_rpc_server", "rpc_library", "run_rpc_server"]
 

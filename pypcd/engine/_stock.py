@@ -30,12 +30,12 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from pypcd import method
-from pypcd.config import PCDConfig
 from pypcd.engine import _log
 from pypcd.engine._bindings import only_native
 from pypcd.engine._results import PCDLogits, PCDStats, no_rows
 from pypcd.errors import PCDError, UnsupportedError
+from pypcd.settings import formula
+from pypcd.settings.config import PCDConfig
 
 __all__ = ["Stock", "n_twins", "needs", "watch"]
 
@@ -122,7 +122,7 @@ class _Row:
 
     @functools.cached_property
     def entropy(self) -> float:
-        return method.entropy(self.standard)
+        return formula.entropy(self.standard)
 
 
 @dataclasses.dataclass
@@ -492,7 +492,7 @@ class Stock:
 
     def _kept(self, config: PCDConfig, row: _Row) -> npt.NDArray[np.intp]:
         if row.kept is None:
-            row.kept = method.plausible(row.standard, gamma=config.gamma, relative_top=config.relative_top)
+            row.kept = formula.plausible(row.standard, gamma=config.gamma, relative_top=config.relative_top)
         return row.kept
 
     def _shown(self, config: PCDConfig, one: _Token) -> Logits:
@@ -504,10 +504,10 @@ class Stock:
                 row.contrasted = row.shown = row.standard
                 return row.shown
             if len(kept) > 1 and row.local is not None:
-                row.beta = method.strength(row.standard, row.local, beta=config.beta, adaptive=config.adaptive)
+                row.beta = formula.strength(row.standard, row.local, beta=config.beta, adaptive=config.adaptive)
             local = row.standard if row.local is None else row.local
-            row.contrasted = method.tilt(row.standard, local, kept, row.beta or 0.0).astype(np.float32)
-            row.shown = method.put_behind(row.contrasted, row.standard).astype(np.float32)
+            row.contrasted = formula.tilt(row.standard, local, kept, row.beta or 0.0).astype(np.float32)
+            row.shown = formula.put_behind(row.contrasted, row.standard).astype(np.float32)
         return row.shown
 
     # -- rows ----------------------------------------------------------------------------------------------------------

@@ -18,13 +18,13 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from pypcd import ggml
 from pypcd.engine import _bindings, _log
 from pypcd.engine._calls import call, context, model, stock
 from pypcd.engine._context import decode
 from pypcd.engine._handles import is_open
 from pypcd.engine._model import slides
 from pypcd.errors import InputError, PCDError, UnsupportedError
+from pypcd.library import ggml
 
 __all__ = ["Tensor", "contents", "ggml_base", "read_tensors", "tap"]
 

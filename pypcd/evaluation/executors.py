@@ -26,10 +26,11 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
-from pypcd import files, machine
+from pypcd import files
 from pypcd.errors import ArgumentError, InputError, ModelError, PCDError, UnsupportedError
 from pypcd.evaluation.plan import Key
 from pypcd.extras import require
+from pypcd.llama import machine
 
 __all__ = [
     "Cluster",

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pypcd.method import rank
-from pypcd.vocabulary import SKIPPED, Vocabulary
+from pypcd.decode.vocabulary import SKIPPED, Vocabulary
+from pypcd.settings.formula import rank
 
 __all__ = ["Gold"]
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pypcd import files
-from pypcd.checks import Choice, Integer, check
 from pypcd.errors import InputError
 from pypcd.evaluation.tasks import parts_of
+from pypcd.settings.ranges import Choice, Integer, check
 
 __all__ = ["BASELINE", "HALVES", "Directory", "Key", "Plan", "file_sha256", "is_in"]
 

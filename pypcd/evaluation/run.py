@@ -12,8 +12,8 @@ from typing import Any
 import llama_cpp
 
 import pypcd
-from pypcd import machine, threads
 from pypcd.decode import Answer, Method, Session, parse
+from pypcd.decode.vocabulary import Vocabulary
 from pypcd.errors import MENDABLE, InputError, ModelError, PCDError
 from pypcd.evaluation.executors import Jobs, Record, Work, executor_of, failed_record
 from pypcd.evaluation.gold import Gold
@@ -23,9 +23,8 @@ from pypcd.evaluation.tasks import task as task_named
 from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
 from pypcd.evaluation.tokenizer import ModelTokenizer
 from pypcd.gguf import DEMO_MODEL, read_gguf, resolve_model
-from pypcd.llama import Llama
+from pypcd.llama import Llama, machine, threads
 from pypcd.prompt import Prompt
-from pypcd.vocabulary import Vocabulary
 
 __all__ = [
     "MakeWorker",

@@ -14,8 +14,6 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pypcd.checks import Integer
-from pypcd.config import PCDConfig
 from pypcd.errors import InputError, PCDError, UnsupportedError
 from pypcd.evaluation.executors import Jobs
 from pypcd.evaluation.plan import BASELINE, HALVES, Directory, Key, Plan
@@ -24,6 +22,8 @@ from pypcd.evaluation.run import Outcome, context_of, counts_of, evaluate, facts
 from pypcd.evaluation.stats import Paired, needed, noninferiority_n, paired
 from pypcd.evaluation.tasks import GROUPS
 from pypcd.evaluation.tasks.everyday import LEAST, SHORT, kind_of
+from pypcd.settings.config import PCDConfig
+from pypcd.settings.ranges import Integer
 
 __all__ = ["ALL", "FEW_SETTINGS", "MOST_SPOILT", "N_EVERYDAY", "SETTINGS", "Cell", "Tried", "Tuned", "so_far", "tune"]
 

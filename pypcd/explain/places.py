@@ -8,8 +8,8 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from pypcd.config import PCDConfig
-from pypcd.vocabulary import SKIPPED
+from pypcd.decode.vocabulary import SKIPPED
+from pypcd.settings.config import PCDConfig
 
 __all__ = ["Mark", "Reading", "Written", "between", "excerpt", "find", "last_of", "marks", "named", "seen"]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from pypcd.config import PCDConfig
 from pypcd.decode import Session
+from pypcd.decode.vocabulary import Vocabulary
 from pypcd.errors import InputError
-from pypcd.method import entropy, log_softmax, rank
-from pypcd.vocabulary import Vocabulary
+from pypcd.settings.config import PCDConfig
+from pypcd.settings.formula import entropy, log_softmax, rank
 
 __all__ = ["Candidate", "Step", "explain", "strength_of"]
 

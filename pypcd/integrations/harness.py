@@ -25,12 +25,12 @@ from lm_eval.models.utils import normalize_gen_kwargs  # type: ignore[import-not
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # type: ignore[import-not-found]
 from tqdm import tqdm
 
-from pypcd.checks import Integer
 from pypcd.decode import Sampling
 from pypcd.errors import ArgumentError, InputError, PCDError, did_you_mean
 from pypcd.integrations.texts import Choose, Texts
 from pypcd.llama import Llama
 from pypcd.prompt import chat_formatter, has_template
+from pypcd.settings.ranges import Integer
 
 __all__ = ["HarnessModel"]
 

@@ -15,8 +15,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from pypcd.config import PCDConfig, PCDSetting, load
 from pypcd.errors import InputError, UnsupportedError
+from pypcd.settings.config import PCDConfig, PCDSetting, load
 
 __all__ = ["VARIABLE", "apply", "install", "is_installed", "read_environment", "uninstall"]
 
@@ -145,7 +145,8 @@ def _show_parameters(stock: Any) -> None:
 
 def _open(llm: Any, *args: Any, **kwargs: Any) -> None:
     """pypcd.Llama.__init__, for a caller who does not know of it."""
-    from pypcd import arguments, llama
+    from pypcd import llama
+    from pypcd.llama import arguments
 
     unknown = arguments.unknown_keywords(kwargs)
     for name in unknown:

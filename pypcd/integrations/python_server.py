@@ -15,9 +15,9 @@ from typing import Annotated, Any
 from fastapi.exceptions import RequestValidationError  # type: ignore[import-not-found,unused-ignore]
 from pydantic import BeforeValidator, Field, create_model  # type: ignore[import-not-found,unused-ignore]
 
-from pypcd.config import PCDConfig, is_profile
 from pypcd.errors import InputError, PCDError, UnsupportedError
 from pypcd.llama import Llama
+from pypcd.settings.config import PCDConfig, is_profile
 
 __all__ = ["adapt"]
 

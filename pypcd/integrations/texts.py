@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd import engine
-from pypcd.config import PCDConfig
 from pypcd.errors import InputError, PCDError
-from pypcd.method import log_softmax
+from pypcd.settings.config import PCDConfig
+from pypcd.settings.formula import log_softmax
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama

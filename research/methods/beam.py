@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pypcd.checks import Integer, Number, check
 from pypcd.decode import values_of
 from pypcd.decode.search import IsOver, Look, never
-from pypcd.method import log_softmax
+from pypcd.settings.formula import log_softmax
+from pypcd.settings.ranges import Integer, Number, check
 
 if TYPE_CHECKING:
     from pypcd.decode.rows import Stream

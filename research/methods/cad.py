@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pypcd.checks import Number, check
 from pypcd.decode import values_of
 from pypcd.decode.rows import RowSource, Stream
 from pypcd.decode.session import Logits, Rows2D, Session
 from pypcd.errors import InputError
 from pypcd.prompt import Prompt, prompt_tokens
+from pypcd.settings.ranges import Number, check
 
 __all__ = ["CAD", "parse"]
 

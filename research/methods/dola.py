@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd import engine
-from pypcd.checks import Integer, check
 from pypcd.decode import values_of
 from pypcd.decode.rows import RowSource, Stream
 from pypcd.decode.session import Rows2D, Session
 from pypcd.errors import InputError, UnsupportedError
-from pypcd.fields import RANGES
-from pypcd.method import log_softmax, put_behind
 from pypcd.prompt import Prompt
+from pypcd.settings.fields import RANGES
+from pypcd.settings.formula import log_softmax, put_behind
+from pypcd.settings.ranges import Integer, check
 from research.methods.exits import Exits, has_tied_head
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pypcd.checks import Integer, check
 from pypcd.decode import values_of
 from pypcd.decode.method import Answering
 from pypcd.decode.replay import attention
 from pypcd.decode.session import Session
 from pypcd.errors import InputError
 from pypcd.prompt import Prompt
+from pypcd.settings.ranges import Integer, check
 
 __all__ = ["AttentionSort", "MedoidVote", "Rephrase", "parse_rephrase", "parse_sort", "parse_vote"]
 

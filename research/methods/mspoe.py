@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd import engine
-from pypcd.checks import Choice, Integer, Number, check
 from pypcd.decode import values_of
 from pypcd.decode.rows import RowSource, Stream
 from pypcd.decode.session import Rows2D, Session
 from pypcd.errors import InputError, UnsupportedError
 from pypcd.prompt import Prompt
+from pypcd.settings.ranges import Choice, Integer, Number, check
 from research.methods.heads import HeadRatios, head_counts, refusal
 
 if TYPE_CHECKING:

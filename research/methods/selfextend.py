@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pypcd import engine
-from pypcd.checks import Integer, check
 from pypcd.decode import values_of
 from pypcd.decode.rows import RowSource, Stream
 from pypcd.decode.session import Session
 from pypcd.prompt import Prompt
+from pypcd.settings.ranges import Integer, check
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama

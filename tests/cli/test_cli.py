@@ -26,13 +26,13 @@ from pypcd.cli._conversation import Conversation, _text_of
 from pypcd.cli._generation import ContextFull, Figures, Generation, repeats
 from pypcd.cli.chat import COMMANDS, Chat
 from pypcd.decode import Replay, Session
+from pypcd.decode.prompt_cache import PromptCache
 from pypcd.decode.replay import attention
 from pypcd.document import Document
 from pypcd.engine._results import Change
 from pypcd.evaluation import executors
-from pypcd.method import rho
 from pypcd.prompt import Prompt, chat_tokens
-from pypcd.prompt_cache import PromptCache
+from pypcd.settings.formula import rho
 
 ENV = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "GGML_NO_BACKTRACE": "1", "PYTHONUTF8": "1"}
 TIMEOUT = 60  # for one expectation, on a machine that is busy
@@ -743,7 +743,7 @@ def test_an_answer_that_repeats_itself_and_one_that_ends_at_once_say_so(model, r
 
 def test_layers_for_a_gpu_that_is_not_there_are_said(run_here, monkeypatch):
     for has_gpu, layers, is_said in ((False, "99", True), (False, "0", False), (True, "99", False)):
-        monkeypatch.setattr("pypcd.machine.has_gpu", lambda *_, has_gpu=has_gpu: has_gpu)
+        monkeypatch.setattr("pypcd.llama.machine.has_gpu", lambda *_, has_gpu=has_gpu: has_gpu)
         options = ["--threads=1", "--max-tokens=1", f"--gpu-layers={layers}"]
         status, _, err = run_here("generate", "demo", "-p", "x", *options)
         assert status == 0 and ("no GPU is found" in err) == is_said
@@ -906,7 +906,8 @@ def test_answer_reads_a_document_once_and_pypcd_cache_lists_and_clears(model, tm
     assert "notes.txt" in run_here("cache")[1]
     with monkeypatch.context() as patch:
         patch.setattr(
-            "pypcd.prompt_cache.Entry.about", {**PromptCache().entries()[0].about, "documents": ["a\x1b[31m\x07\nb"]}
+            "pypcd.decode.prompt_cache.Entry.about",
+            {**PromptCache().entries()[0].about, "documents": ["a\x1b[31m\x07\nb"]},
         )
         _, out, _ = run_here("cache")
         assert not set("\x1b\x07") & set(out) and "b\n" in out

@@ -16,11 +16,11 @@ import pypcd
 from pypcd.cli import _text
 from pypcd.cli.explain import table
 from pypcd.decode import Session
+from pypcd.decode.vocabulary import Vocabulary, shown
 from pypcd.evaluation.tasks.kv import KV_SHORT
 from pypcd.explain.page import page
 from pypcd.explain.places import Mark, Written, between, excerpt, find, last_of, marks, named, seen
 from pypcd.explain.steps import Candidate, Step, explain, strength_of
-from pypcd.vocabulary import Vocabulary, shown
 
 SAMPLE = next(iter(KV_SHORT.questions(1, 8, seed=2)))
 

@@ -22,7 +22,7 @@ import pytest
 from recipe import ON, Folder, N, check_greedy, folder, needs, recipe, server, with_setting
 from serving import ask, within
 
-from pypcd import machine
+from pypcd.llama import machine
 from pypcd.server import Server
 
 

@@ -23,8 +23,8 @@ from pypcd.decode.method import _place
 from pypcd.decode.recite import Recite
 from pypcd.decode.replay import attention, segment_spans
 from pypcd.engine import token_bytes
-from pypcd.method import contrast, entropy, log_softmax
 from pypcd.prompt import Prompt, find_texts, n_tokens_through, split_context
+from pypcd.settings.formula import contrast, entropy, log_softmax
 from research.methods.beam import Beam
 from research.methods.cad import CAD
 from research.methods.edits import AttentionSort, _ends, medoid

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 import pypcd
 from pypcd import decode
+from pypcd.decode.vocabulary import Vocabulary
 from pypcd.engine import _bindings as _native
 from pypcd.explain.page import page
 from pypcd.explain.steps import explain
-from pypcd.fields import FIELDS, Adaptive
-from pypcd.method import MEASURES, contrast, jsd, strength
-from pypcd.vocabulary import Vocabulary
+from pypcd.settings.fields import FIELDS, Adaptive
+from pypcd.settings.formula import MEASURES, contrast, jsd, strength
 
 EXACT = 1e-6  # of a number between 0 and 1: cpp/formulas/formulas.h says about 1e-6
 STRONG: Setting = {"adaptive": "jsd", "beta": 5.0}

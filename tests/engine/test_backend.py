@@ -32,8 +32,9 @@ from test_gate0 import STOCK
 from tiny_gguf import HYBRID_ARCHS, ROPE_ARCHS
 
 import pypcd
-from pypcd import engine, machine
+from pypcd import engine
 from pypcd.bench import left_device
+from pypcd.llama import machine
 
 # The worst row of PCD found on a CPU differs 3.0 times as much as plain rows do (second keys of 8 bits), most differ as
 # much. A wrong angle, cell or mask in one layer costs a tenth of the distance from L to L*, ten times the limit or more.

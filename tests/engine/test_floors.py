@@ -39,7 +39,7 @@ from reference import bits
 import pypcd
 from pypcd import decode, engine
 from pypcd.engine import _bindings as _native
-from pypcd.method import contrast, entropy
+from pypcd.settings.formula import contrast, entropy
 
 WAYS = [*EVALUATIONS, "auto"]
 FLOOR = 24  # of min_context

@@ -17,7 +17,8 @@ from conftest import F32, SMALL, TOKENS, Load, Tiny, close, greedy, native_row, 
 from tiny_gguf import ARCHS, ATTENTION_ARCHS, ROPE_ARCHS
 
 import pypcd
-from pypcd import engine, method
+from pypcd import engine
+from pypcd.settings import formula
 
 # --- gate 0: off is stock, and settings without effect change nothing ---
 
@@ -126,7 +127,7 @@ def test_the_second_stream_is_stock_with_the_table_in_the_model(
     band: str, flash_attn: bool, tiny: Tiny, load: Load
 ) -> None:
     """A GGUF copy whose rope_freqs.weight is 1/rho, in a float16 cache as users have it."""
-    table = 1 / method.rho(16, alpha=0.3, base_ratio=0.05, band=band)
+    table = 1 / formula.rho(16, alpha=0.3, base_ratio=0.05, band=band)
     llm = load(
         tiny("llama"),
         {"cache": "separate", "alpha": 0.3, "base_ratio": 0.05, "band": band},

@@ -18,7 +18,8 @@ from rpc_servers import RPCServer, needs_rpc, running
 from test_backend import PLACEMENTS, READINGS, SETTINGS, SHAPE, Case, check_rows
 
 import pypcd
-from pypcd import machine, remote
+from pypcd.llama import machine
+from pypcd.settings import remote
 
 pytestmark = needs_rpc
 

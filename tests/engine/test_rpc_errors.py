@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from rpc_servers import RPCServer, needs_rpc, running
 
 import pypcd
-from pypcd import library, machine
+from pypcd import library
 from pypcd.cli import main
-from pypcd.remote import MAX_SERVERS, PROTOCOL, Device, handshake, is_connected, parse_servers
+from pypcd.llama import machine
+from pypcd.settings.remote import MAX_SERVERS, PROTOCOL, Device, handshake, is_connected, parse_servers
 
 HELLO = struct.pack("<Q", 28) + bytes([*PROTOCOL, 0, 0]) + bytes(24)  # a server's answer to the first question
 

@@ -32,9 +32,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pypcd
-from pypcd import method
 from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
+from pypcd.settings import formula
 
 FLASH = {"flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED}
 MANY = {"n_seq_max": 80, "n_ctx": 1024}
@@ -434,7 +434,7 @@ def test_a_sequence_may_have_its_own_contrast_or_none(tiny: Tiny, load: Load) ->
     llm.eval(TOKENS[30:31])
     rows = llm.pcd_logits()
     kept = np.isfinite(rows.contrasted)
-    wanted = method.contrast(rows.standard, rows.local, beta=3, gamma=4)
+    wanted = formula.contrast(rows.standard, rows.local, beta=3, gamma=4)
     assert kept.sum() == 4 and np.allclose(rows.contrasted[kept], wanted[kept], rtol=1e-5, atol=1e-5)
     llm.set_sequence_pcd(0, None)
     llm.eval(TOKENS[31:32])

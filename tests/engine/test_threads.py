@@ -14,9 +14,10 @@ import pytest
 from conftest import TOKENS, Tiny
 
 import pypcd
-from pypcd import engine, threads
-from pypcd import machine as machine_module
+from pypcd import engine
 from pypcd.gguf import DEMO_MODEL
+from pypcd.llama import machine as machine_module
+from pypcd.llama import threads
 
 
 class Machine:

@@ -43,8 +43,9 @@ from runs import (
 
 import pypcd
 import research.methods
-from pypcd import engine, machine, threads
+from pypcd import engine
 from pypcd.decode import Session
+from pypcd.decode.vocabulary import Vocabulary
 from pypcd.evaluation import (
     Directory,
     ModelTokenizer,
@@ -63,8 +64,8 @@ from pypcd.evaluation import (
 from pypcd.evaluation.gold import Gold
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
 from pypcd.gguf import DEMO_MODEL, read_gguf
+from pypcd.llama import machine, threads
 from pypcd.prompt import Prompt
-from pypcd.vocabulary import Vocabulary
 
 Load = Callable[..., pypcd.Llama]
 

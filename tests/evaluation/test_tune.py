@@ -83,7 +83,9 @@ def test_where_nothing_was_chosen_the_number_of_questions_decides(n: int, verdic
 def test_settings_are_different_ones_and_the_mild_come_first() -> None:
     for texts in (SETTINGS, FEW_SETTINGS):
         configs = [pypcd.PCDConfig.resolve(text) for text in texts]
-        assert len(set(configs)) == len(texts) and configs[0] == pypcd.PCDConfig.preset(pypcd.config.RECOMMENDED)
+        assert len(set(configs)) == len(texts) and configs[0] == pypcd.PCDConfig.preset(
+            pypcd.settings.config.RECOMMENDED
+        )
     assert set(FEW_SETTINGS) < set(SETTINGS)
 
 

@@ -18,7 +18,7 @@ from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
 from pypcd.integrations import lm_eval
-from pypcd.method import log_softmax
+from pypcd.settings.formula import log_softmax
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,10 +17,10 @@ from reference import contrast
 
 import pypcd
 from pypcd import engine
-from pypcd.config import PCDConfig
 from pypcd.decode import Sampling
 from pypcd.integrations.texts import Texts, _paths, choice, scoring
-from pypcd.method import entropy, log_softmax
+from pypcd.settings.config import PCDConfig
+from pypcd.settings.formula import entropy, log_softmax
 
 Load = Callable[..., pypcd.Llama]
 Pair = tuple[list[int], list[int]]

@@ -59,7 +59,7 @@ def test_errors_are_caught_by_their_ordinary_types() -> None:
 @pytest.mark.parametrize(
     ("of", "old", "new"),
     [
-        (pypcd, "contrast", "pypcd.method.contrast"),
+        (pypcd, "contrast", "pypcd.settings.formula.contrast"),
         (pypcd, "methods", "pypcd.decode"),
         (pypcd.Llama, "pcd_for", "Llama.set_sequence_pcd"),
         (pypcd.Llama, "pcd_refusal", "Llama.check_pcd"),

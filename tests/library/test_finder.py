@@ -9,7 +9,7 @@ import llama_cpp
 import pytest
 from conftest import run_python
 
-from pypcd import finder
+from pypcd.integrations import finder
 
 STOCK = str(Path(llama_cpp.__file__).parent / "lib")
 IS_OURS = "assert hasattr(sys.modules['llama_cpp'].llama_cpp._lib, 'llama_pcd_version'), 'the stock library';"
@@ -23,7 +23,7 @@ def passes(code: str, **environment: str) -> str:
 
 def test_import_pypcd_imports_nothing_else() -> None:
     seen = passes("before = set(sys.modules); import pypcd; print(*sorted(set(sys.modules) - before))").split()
-    assert [name for name in seen if "pypcd" in name] == ["pypcd", "pypcd.finder"]
+    assert [name for name in seen if "pypcd" in name] == ["pypcd", "pypcd.integrations.finder"]
     assert not {"llama_cpp", "numpy", "ctypes", "importlib.metadata", "jinja2", "gguf", "tqdm"} & set(seen)
     # neither do settings, errors and the method
     code = "import pypcd; pypcd.PCDConfig(); pypcd.LibraryError; pypcd.PCDError; print('llama_cpp' in sys.modules)"

@@ -16,7 +16,8 @@ from conftest import run_python
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pypcd import ggml, library
+from pypcd import library
+from pypcd.library import ggml
 
 PACKAGE = Path(llama_cpp.__file__).parent
 COMPILER = shutil.which("cc")

@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
-from pypcd import UnsupportedError, method
-from pypcd.config import PRESETS
+from pypcd import UnsupportedError
 from pypcd.decode import Session
+from pypcd.settings import formula
+from pypcd.settings.config import PRESETS
 
 Load = Callable[..., pypcd.Llama]
 T = TOKENS
@@ -263,7 +264,7 @@ def test_rows_are_those_of_the_setting_they_were_evaluated_with(tiny: Tiny, load
         llm = load(tiny("llama"), base)
         llm(PROMPT, max_tokens=3, temperature=0, pcd={"beta": 1.0, "gamma": 5})
         rows = llm.pcd_logits()
-        wanted = method.contrast(rows.standard, rows.local, beta=1.0, gamma=5)
+        wanted = formula.contrast(rows.standard, rows.local, beta=1.0, gamma=5)
         np.testing.assert_allclose(rows.contrasted, wanted, rtol=1e-5, atol=1e-5)
 
 

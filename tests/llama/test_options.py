@@ -9,7 +9,7 @@ import llama_cpp
 import pytest
 
 import pypcd
-from pypcd import options
+from pypcd.llama import options
 
 NAMED = set(inspect.signature(pypcd.Llama.__init__).parameters) - {"self", "kwargs"}
 WRITTEN: dict[str, tuple[Any, set[str]]] = {  # the method of llama_cpp.Llama, and what pypcd's names itself

@@ -18,8 +18,8 @@ from tiny_gguf import write_tiny_gguf
 
 import pypcd
 from pypcd import engine
-from pypcd.prompt_cache import MIN_TOKENS, PromptCache
-from pypcd.states import fingerprint, weights_id
+from pypcd.decode.prompt_cache import MIN_TOKENS, PromptCache
+from pypcd.llama.saved_state import fingerprint, weights_id
 
 TEXT = [5 + (7 * i * i + i) % 300 for i in range(MIN_TOKENS + 30)]
 QUESTION = [11, 12, 13, 14, 15]

@@ -135,7 +135,7 @@ def test_explain_in_text_json_and_html(capsys, tmp_path, monkeypatch) -> None:
 
 
 def test_explain_draws_the_token_that_plain_decoding_would_not_write(capsys, tmp_path, monkeypatch) -> None:
-    _plots = pytest.importorskip("pypcd.plots")
+    _plots = pytest.importorskip("pypcd.evaluation.plots")
     pytest.importorskip("matplotlib")
     seen = {}
     monkeypatch.setattr(
@@ -176,7 +176,7 @@ def test_explain_draws_the_token_that_plain_decoding_would_not_write(capsys, tmp
 
 
 def test_explain_draws_the_first_token_of_the_right_answer_that_is_changed(capsys, tmp_path, monkeypatch) -> None:
-    plots = pytest.importorskip("pypcd.plots")
+    plots = pytest.importorskip("pypcd.evaluation.plots")
     pytest.importorskip("matplotlib")
     seen = {}
 

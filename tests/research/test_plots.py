@@ -17,7 +17,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from test_salience import reading
 
-from pypcd import plots
+from pypcd.evaluation import plots
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import MARGIN
 from pypcd.explain.places import Mark, Reading

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 import pypcd
 from pypcd.decode import Session
+from pypcd.decode.vocabulary import Vocabulary, shown
 from pypcd.engine import token_bytes
 from pypcd.evaluation import ModelTokenizer, task
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import interval
 from pypcd.prompt import Prompt, prompt_tokens
-from pypcd.vocabulary import Vocabulary, shown
 from research.questions import questions
 from research.salience import RANKS, Reading, count_ranks, measure, salience, salience_rows
 

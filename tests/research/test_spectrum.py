@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from test_decay import rotation
 
-from pypcd import method
+from pypcd.settings import formula
 from research.spectrum import block_scores, spectrum
 
 D, N, HEADS, HEADS_KV = 12, 50, 4, 2
-THETA = method.frequencies(D, 100.0)
-RHO = method.rho(D, alpha=0.8, base_ratio=0.01)
+THETA = formula.frequencies(D, 100.0)
+RHO = formula.rho(D, alpha=0.8, base_ratio=0.01)
 
 
 def order(pairing: str, d: int = D) -> np.ndarray:

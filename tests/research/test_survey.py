@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from runs import ONE
 
 import pypcd
-from pypcd.config import PRESETS, Preset
 from pypcd.errors import ModelError
 from pypcd.evaluation import GROUPS, Plan, Progress
+from pypcd.settings.config import PRESETS, Preset
 from research import survey
 from research.balance import CHATS, LONG, READING, RETRIEVAL, SHORT_PROMPTS, balance, controlled, group_of, read_run
 from research.speed import Estimate, Speed, Timing, estimate, time_answers

@@ -26,12 +26,12 @@ from conftest import Tiny
 from serving import SECONDS, SMALL, ask, complete, ready, within
 
 import pypcd
-from pypcd import PCDConfig, served
+from pypcd import PCDConfig
 from pypcd import server as server_module
 from pypcd.cli import main
-from pypcd.config import PRESETS
 from pypcd.gguf import DEMO_MODEL
-from pypcd.server import Server
+from pypcd.server import Server, model_list
+from pypcd.settings.config import PRESETS
 
 OPTIONS = ["--ctx-size", "512", "--threads", "1", "--threads-batch", "1"]
 
@@ -296,7 +296,7 @@ def test_answers_are_the_most_probable_ones_unless_something_else_is_asked(tmp_p
             assert temperature(server) == 0.25
     ini = tmp_path / "models.ini"
     ini.write_text("[plain]\nmodel = demo\n[warm]\nmodel = demo\ntemperature = 0.75\n", encoding="utf-8")
-    with ready(served.read([str(ini)]), parallel=1) as server:
+    with ready(model_list.read([str(ini)]), parallel=1) as server:
         assert temperature(server, model="plain") == 0 and temperature(server, model="warm") == 0.75
 
 

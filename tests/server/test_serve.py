@@ -33,8 +33,8 @@ from serving import (
 
 import pypcd
 from pypcd import PCDConfig
-from pypcd.config import PRESETS, typed
 from pypcd.server import Server
+from pypcd.settings.config import PRESETS, typed
 
 # isort: split
 from llama_cpp import LlamaGrammar

@@ -22,10 +22,10 @@ from test_serve_documents import CHAT, TEMPLATE, TOKENS, notes, said, whole, wit
 import pypcd
 from pypcd.cli import _options
 from pypcd.cli._conversation import Conversation
+from pypcd.decode.prompt_cache import MIN_TOKENS, PromptCache
 from pypcd.document import Document
-from pypcd.prompt_cache import MIN_TOKENS, PromptCache
-from pypcd.served import Served
 from pypcd.server import Server
+from pypcd.server.model_list import Served
 
 pytest_plugins = ["serving"]  # fixtures
 

@@ -16,12 +16,11 @@ from serving import PROMPTS, SMALL, ask, complete, last_timings, ready
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
-from pypcd import served
 from pypcd.cli import _options
 from pypcd.cli._conversation import Conversation
 from pypcd.document import SPACE, Document
 from pypcd.gguf import DEMO_MODEL
-from pypcd.server import Server
+from pypcd.server import Server, model_list
 
 pytest_plugins = ["serving"]  # fixtures
 
@@ -398,8 +397,8 @@ def test_the_route_needs_the_key_and_a_router_passes_it_on() -> None:
         assert ask(server, "/documents", body, Authorization="Bearer secret")[0] == 200
 
     several = [
-        served.Served("demo", str(DEMO_MODEL)),
-        served.Served("other", str(DEMO_MODEL)),
+        model_list.Served("demo", str(DEMO_MODEL)),
+        model_list.Served("other", str(DEMO_MODEL)),
     ]
     with ready(several, parallel=1) as router:
         assert ask(router, "/documents", {**body, "model": "other"})[1]["n_tokens"] > 0

@@ -17,8 +17,9 @@ from conftest import Tiny
 from serving import BASE, MESSAGES, MUTE_ROUTES, PROMPTS, SMALL, ask, complete, is_greedy, ready, refused
 
 import pypcd
-from pypcd import PCDConfig, machine, served
-from pypcd.server import OptionError, Server
+from pypcd import PCDConfig
+from pypcd.llama import machine
+from pypcd.server import OptionError, Server, model_list
 
 pytest_plugins = ["serving", "clients"]  # fixtures
 
@@ -145,7 +146,7 @@ def test_an_alias_wins(options: list[str], name: str) -> None:
 
 def test_an_alias_is_for_one_model(tiny: Tiny) -> None:
     with pytest.raises(OptionError, match=r"--alias is 'zeta', a name for one model; .*models\.ini"):
-        Server(served.read(["demo", str(tiny("llama"))]), port=0, options=["--alias", "zeta"])
+        Server(model_list.read(["demo", str(tiny("llama"))]), port=0, options=["--alias", "zeta"])
 
 
 # -- addresses ---------------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ import pytest
 from serving import SMALL, ask, ready
 
 from pypcd.gguf import resolve_model
-from pypcd.served import Served
 from pypcd.server import Server
+from pypcd.server.model_list import Served
 
 BODY = {"prompt": "a", "n_predict": 1}
 

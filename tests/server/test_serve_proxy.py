@@ -22,8 +22,8 @@ import pytest
 from serving import BASE, PROMPTS, SECONDS, SMALL, N, Quiet, ask, is_greedy, listening, within
 
 import pypcd
-from pypcd import machine
 from pypcd.gguf import DEMO_MODEL
+from pypcd.llama import machine
 from pypcd.server import Server
 
 pytest_plugins = ["serving"]  # fixtures

@@ -21,10 +21,11 @@ from conftest import F32, Tiny
 from serving import BASE, MUTE_ROUTES, PROMPTS, ROUTES, SECONDS, SMALL, ask, complete, is_greedy, ready, refused, within
 
 import pypcd
-from pypcd import PCDConfig, machine, served
-from pypcd.config import PRESETS
+from pypcd import PCDConfig
 from pypcd.gguf import DEMO_MODEL
-from pypcd.server import OptionError, Server
+from pypcd.llama import machine
+from pypcd.server import OptionError, Server, model_list
+from pypcd.settings.config import PRESETS
 
 pytest_plugins = ["serving"]  # fixtures
 
@@ -51,7 +52,7 @@ def ini(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Path:
 @pytest.fixture(scope="module")
 def server(ini: Path) -> Iterator[Server]:
     options = SMALL[2:]  # the context is each model's own
-    with ready(served.read([str(ini)]), pcd="cautious", parallel=4, options=options) as made:
+    with ready(model_list.read([str(ini)]), pcd="cautious", parallel=4, options=options) as made:
         yield made
 
 
@@ -132,7 +133,7 @@ def test_models_list_the_settings_of_what_is_loaded(ini: Path, tmp_path: Path, m
     monkeypatch.delenv("LLAMA_CACHE", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     downloaded = hub_file(tmp_path)
-    with ready(served.read([str(ini)])) as server:
+    with ready(model_list.read([str(ini)])) as server:
         with_settings = {
             name: [name, f"{name}:pcd", *(f"{name}:pcd-{run}" for run in ("off", *RUNS))] for name in statuses(server)
         }
@@ -207,7 +208,7 @@ def never_loads(path: Path) -> None:
 def test_a_fault_of_the_router_is_a_500(tmp_path: Path) -> None:
     """Clients ask again after a 500, and never after a 400."""
     slow = endless(tmp_path)
-    made = Server(served.read([str(slow), "demo"]), port=0, options=[*SMALL, "--models-max", "1"])
+    made = Server(model_list.read([str(slow), "demo"]), port=0, options=[*SMALL, "--models-max", "1"])
     never_loads(slow)
     with made.running() as server:
         assert within(lambda: statuses(server) == {"demo": "unloaded", "slow": "loading"})
@@ -238,7 +239,7 @@ def test_each_process_is_started_like_a_server_of_one_model(server: Server) -> N
 
 
 def test_a_key_is_asked_for_by_every_process(ini: Path) -> None:
-    with ready(served.read([str(ini)]), api_key="secret") as server:
+    with ready(model_list.read([str(ini)]), api_key="secret") as server:
         key = {"Authorization": "Bearer secret"}
         assert ask(server, "/v1/models")[0] == 401
         entries = ask(server, "/v1/models", **key)[1]["data"]
@@ -253,7 +254,7 @@ def test_a_key_is_asked_for_by_every_process(ini: Path) -> None:
 
 
 def test_one_at_a_time_where_no_more_may_be_loaded(ini: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    models = served.read([str(ini)])
+    models = model_list.read([str(ini)])
     monkeypatch.setattr(machine, "room_for_weights", lambda: max(model.size for model in models))
     made = Server(models, port=0, options=SMALL)
     assert sum("--models-max" in remark for remark in made.remarks) == 1
@@ -277,11 +278,11 @@ def test_one_at_a_time_where_no_more_may_be_loaded(ini: Path, monkeypatch: pytes
 
 def test_what_does_not_fit_is_said_and_a_users_number_counts(ini: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "room_for_weights", lambda: 1)
-    made = Server(served.read([str(ini)]), port=0, options=["--models-max", "2"])
+    made = Server(model_list.read([str(ini)]), port=0, options=["--models-max", "2"])
     assert len(made.remarks) == 1 and made.command.count("--models-max") == 1
     assert made._ini.count("load-on-startup") == 2
     monkeypatch.undo()
-    made = Server(served.read([str(ini)]), port=0)
+    made = Server(model_list.read([str(ini)]), port=0)
     assert made.remarks == [] and made.command[made.command.index("--models-max") + 1] == "3"
 
 
@@ -292,7 +293,8 @@ def test_more_context_than_a_model_was_trained_for_is_said(ini: Path, tiny: Tiny
         (remark,) = Server(model, port=0, parallel=2, options=options).remarks
         assert remark.endswith("a text may have 1024 tokens, as many as the model was trained for, not 2048")
     assert any(
-        "trained for" in remark for remark in Server(served.read([str(ini)]), port=0, options=["-c", "999936"]).remarks
+        "trained for" in remark
+        for remark in Server(model_list.read([str(ini)]), port=0, options=["-c", "999936"]).remarks
     )
 
 
@@ -378,7 +380,7 @@ def test_no_process_outlives_the_others(ini: Path, who: str, number: signal.Sign
 def test_a_process_that_still_loads_ends_with_its_router(tmp_path: Path, number: signal.Signals) -> None:
     """It does not read its input yet, by which it hears of the router's end later: here it never would, as the file does not end."""
     slow = endless(tmp_path)
-    made = Server(served.read(["demo", str(slow)]), port=0, options=SMALL)
+    made = Server(model_list.read(["demo", str(slow)]), port=0, options=SMALL)
     never_loads(slow)
     with made.running() as server:
         assert server._process
@@ -401,7 +403,7 @@ def test_a_broken_model_says_what_to_do_and_leaves_the_others(
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(data[: len(data) // 2] if name == "cut" else data[:4] + bytes(range(256)) * 20)
     for words in ([str(broken)], ["demo", str(broken)]):
-        with Server(served.read(words), port=0, options=SMALL).running() as server:
+        with Server(model_list.read(words), port=0, options=SMALL).running() as server:
             with pytest.raises(pypcd.ModelError, match=rf"cannot serve .*broken\.gguf: the file {message}"):
                 server.wait_until_ready()
             if len(words) == 2:
@@ -412,11 +414,11 @@ def test_a_broken_model_says_what_to_do_and_leaves_the_others(
 
 def test_a_model_that_cannot_run_its_setting_does_not_load_and_one_without_is_served_plainly(tiny: Tiny) -> None:
     mamba = str(tiny("mamba"))
-    made = Server(served.read(["demo", f"{mamba}=cautious"]), port=0, options=SMALL)
+    made = Server(model_list.read(["demo", f"{mamba}=cautious"]), port=0, options=SMALL)
     with made.running() as server, pytest.raises(pypcd.ModelError, match="PCD cannot run here: "):
         server.wait_until_ready()
     options = {"pcd": "cautious", "pcd_required": False, "port": 0, "options": SMALL}
-    with ready(served.read(["demo", mamba]), **options) as server:
+    with ready(model_list.read(["demo", mamba]), **options) as server:
         (name,) = server.refusals()
         assert name == Path(mamba).stem and server.refusals()[name].startswith("PCD cannot run here: ")
         assert name in server.names() and f"{name}:pcd" not in server.names()
@@ -430,21 +432,21 @@ def test_a_word_is_a_model_and_its_setting_whatever_is_in_their_names(tmp_path: 
     path = tmp_path / "a = b:c ü=.gguf"
     path.touch()
     for setting in ("window:relative_top=0.1", "a=b", ""):
-        assert served._split(f"{path}={setting}") == (str(path), setting)
-    assert served._split(str(path)) == (str(path), None)
-    assert served._split("demo=window:relative_top=0.1") == ("demo", "window:relative_top=0.1")
-    assert served._split(r"C:\no=such\a.gguf=paper:beta=1") == (r"C:\no=such\a.gguf", "paper:beta=1")
-    assert served._split("nosuch") == ("nosuch", None)
+        assert model_list._split(f"{path}={setting}") == (str(path), setting)
+    assert model_list._split(str(path)) == (str(path), None)
+    assert model_list._split("demo=window:relative_top=0.1") == ("demo", "window:relative_top=0.1")
+    assert model_list._split(r"C:\no=such\a.gguf=paper:beta=1") == (r"C:\no=such\a.gguf", "paper:beta=1")
+    assert model_list._split("nosuch") == ("nosuch", None)
     for name in ("x.gguf", "x.gguf=y.gguf"):  # it is the most that exists
         (tmp_path / name).touch()
-    assert served._split(f"{tmp_path}/x.gguf=y.gguf=off") == (f"{tmp_path}/x.gguf=y.gguf", "off")
+    assert model_list._split(f"{tmp_path}/x.gguf=y.gguf=off") == (f"{tmp_path}/x.gguf=y.gguf", "off")
 
 
 def test_a_folder_stands_for_the_models_in_it(tmp_path: Path, tiny: Tiny) -> None:
     names = ["b.gguf", "a.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "a-mmproj.gguf", "mtp-a.gguf"]
     for name in [*names, "notes.txt"]:
         shutil.copy(tiny("llama"), tmp_path / name)
-    models = served.read([f"{tmp_path}=off"])
+    models = model_list.read([f"{tmp_path}=off"])
     assert [model.name for model in models] == ["a", "b", "big-00001-of-00002"]
     assert all(model.pcd == "off" and not model.at_start for model in models)
     assert models[2].size == 2 * models[0].size
@@ -457,7 +459,7 @@ def test_the_file_of_models_in_the_docs_is_one(tmp_path: Path, monkeypatch: pyte
     for name in ("small", "large", "models"):
         shutil.copy(DEMO_MODEL, f"{name}.gguf")
     Path("models.ini").write_text(text)
-    small, large = served.read(["models.ini"])
+    small, large = model_list.read(["models.ini"])
     assert (small.pcd, small.at_start, small.options) == ("window:relative_top=0.1", True, {"parallel": "2"})
     assert (large.pcd, large.at_start) == ("off", False)
     ini = Server([small, large], port=0)._ini
@@ -480,22 +482,22 @@ def test_a_wrong_file_of_models_is_one_sentence(tmp_path: Path, text: str, word:
     path = tmp_path / "models.ini"
     path.write_text(text)
     with pytest.raises((ValueError, OSError)) as error:
-        served.read([str(path)])
+        model_list.read([str(path)])
     assert word in str(error.value) and "\n" not in str(error.value)
 
 
 def test_names_that_cannot_be_asked_for_are_refused(tmp_path: Path, tiny: Tiny) -> None:
     odd = shutil.copy(tiny("llama"), tmp_path / "a;b.gguf")
     with pytest.raises(pypcd.ModelError, match="# and ; begin a remark"):
-        Server(served.read(["demo", str(odd)]), port=0)
+        Server(model_list.read(["demo", str(odd)]), port=0)
     with pytest.raises(pypcd.ModelError, match="'a:b'"):
-        served.to_ini({"a:b": {}})
+        model_list.to_ini({"a:b": {}})
 
 
 @pytest.mark.parametrize("key", ["nosuch", "ctx-size"])
 def test_a_wrong_option_of_one_model_is_said(tmp_path: Path, key: str) -> None:
     path = tmp_path / "models.ini"
     path.write_text(f"[a]\nmodel = demo\nload-on-startup = on\n{key} = x\n")
-    made = Server(served.read([str(path)]), port=0, options=SMALL[4:])
+    made = Server(model_list.read([str(path)]), port=0, options=SMALL[4:])
     with made.running() as server, pytest.raises(OptionError, match=key):
         server.wait_until_ready()

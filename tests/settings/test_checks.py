@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pypcd import PCDConfig
-from pypcd.checks import Choice, Integer, Number, OrNone, literal
 from pypcd.cli._options import GenerationSettings, at_least
 from pypcd.decode import Control, Sampling
 from pypcd.evaluation import Plan
 from pypcd.evaluation.tasks.size import check_cell
+from pypcd.settings.ranges import Choice, Integer, Number, OrNone, literal
 from research.decay import Decay
 from research.methods.beam import Beam
 from research.methods.cad import CAD

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pypcd import PCDConfig, fields
-from pypcd.checks import Choice, Integer, Number, OrNone
+from pypcd import PCDConfig
 from pypcd.engine import _bindings as _native
 from pypcd.engine._native import native_params
-from pypcd.fields import FIELDS, Fields, PCDFields
+from pypcd.settings import fields
+from pypcd.settings.fields import FIELDS, Fields, PCDFields
+from pypcd.settings.ranges import Choice, Integer, Number, OrNone
 
 configs = st.builds(
     PCDConfig,

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pypcd import files
-from pypcd.prompt_cache import PromptCache
+from pypcd.decode.prompt_cache import PromptCache
 
 VARIABLES = ("XDG_CACHE_HOME", "XDG_STATE_HOME", "LOCALAPPDATA")
 

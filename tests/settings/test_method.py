@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pypcd
-import pypcd.method
+import pypcd.settings.formula
 from pypcd.engine import _bindings as _native
-from pypcd.fields import FIELDS
-from pypcd.method import contrast, frequencies, rank, rho
+from pypcd.settings.fields import FIELDS
+from pypcd.settings.formula import contrast, frequencies, rank, rho
 
 n_rots = st.integers(1, 128).map(lambda n: 2 * n)
 alphas = st.floats(0, 10, width=32)
@@ -140,7 +140,7 @@ def test_excluded_tokens_lie_60_behind_the_best_one_by_hand() -> None:
     standard = np.array([3.0, 5.0, 1.0, 4.0, -36.0, -1000.0])
     contrasted = [-np.inf, 2.0, -np.inf, 2.5, -np.inf, -np.inf]
     wanted = [-57.5, 2.0, -59.5, 2.5, -57.5 - 30 - 9 * 9 / 18, -57.5 - 30 - 9 * 973 / 982]
-    np.testing.assert_allclose(pypcd.method.put_behind(contrasted, standard), wanted, rtol=1e-12)
+    np.testing.assert_allclose(pypcd.settings.formula.put_behind(contrasted, standard), wanted, rtol=1e-12)
     n, got = c_contrast(standard, 3 * standard - 2 * np.array([0, 2.0, 0, 2.5, 0, 0]), 0.5, 2, 0.0, BEHIND)
     assert n == 2
     np.testing.assert_allclose(got, wanted, rtol=1e-6)
@@ -157,7 +157,7 @@ def test_excluded_tokens_are_improbable_in_their_order_and_within_reach_of_a_bia
     _, got = c_contrast(first, second, beta, gamma, 0.0, BEHIND)
     strict = contrast(first, second, beta=beta, gamma=gamma)
     rest = ~np.isfinite(strict)
-    mine = pypcd.method.put_behind(strict, first)
+    mine = pypcd.settings.formula.put_behind(strict, first)
     np.testing.assert_allclose(got, mine, rtol=1e-5, atol=1e-3 * spread)
     if rest.any():
         for row in (got, mine):
@@ -187,7 +187,7 @@ def test_a_masked_token_is_never_plausible_and_stays_masked(mask: float) -> None
         assert n == min(gamma, 3) and got[[1, 3, 4]].tolist() == wanted and (got[[0, 2]] == -np.inf).all()
         strict = contrast(first, second, gamma=gamma)
         assert strict[[1, 3]].tolist() == wanted[:2] and (strict[[0, 2]] == -np.inf).all()
-        assert pypcd.method.put_behind(strict, first).tolist() == got.tolist()
+        assert pypcd.settings.formula.put_behind(strict, first).tolist() == got.tolist()
     assert c_contrast(first, second, 2.5, 9, 0.9)[0] == 1  # relative to the best that is a logit
     assert np.isfinite(contrast(first, second, relative_top=0.9)).sum() == 1
 
@@ -231,7 +231,7 @@ def test_no_row_makes_a_number_that_was_not_there(
 
 def test_log_probabilities_sum_to_one_even_of_large_logits_and_excluded_tokens() -> None:
     row = np.array([1000.0, 999.0, -np.inf, 0.0])
-    p = np.exp(pypcd.method.log_softmax(row))
+    p = np.exp(pypcd.settings.formula.log_softmax(row))
     assert p.sum() == pytest.approx(1.0) and p[0] / p[1] == pytest.approx(math.e) and p[2] == 0
 
 

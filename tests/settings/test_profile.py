@@ -13,8 +13,8 @@ import pytest
 import pypcd
 from pypcd import PCDConfig
 from pypcd.cli import main
-from pypcd.config import Profile
 from pypcd.gguf import resolve_model
+from pypcd.settings.config import Profile
 
 
 def test_a_profile_is_a_setting(tmp_path: Path) -> None:

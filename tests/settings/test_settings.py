@@ -11,8 +11,8 @@ from test_config import configs
 
 from pypcd import PCDConfig
 from pypcd.cli import main
-from pypcd.config import PRESETS, read_values, typed
 from pypcd.decode import PCD, parse, setting_of
+from pypcd.settings.config import PRESETS, read_values, typed
 
 windows = st.builds(
     PCDConfig,

@@ -33,7 +33,7 @@ from limits import allowed_nmse, two_shapes
 from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
 from pypcd.engine._native import native_params
-from pypcd.fields import Cache
+from pypcd.settings.fields import Cache
 
 WINDOW = {"perturbation": "none", "window": 12}
 READINGS: dict[str, dict[str, Any]] = {**{cache: {"cache": cache} for cache in get_args(Cache)}, "window": WINDOW}

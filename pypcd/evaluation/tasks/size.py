@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from pypcd.checks import Integer
 from pypcd.errors import InputError
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
+from pypcd.settings.ranges import Integer
 
 __all__ = ["check_cell", "fill", "largest"]
 

@@ -23,8 +23,8 @@ import sysconfig
 from collections.abc import Callable
 from typing import Any
 
-from pypcd import ggml
 from pypcd.errors import InputError, LibraryError
+from pypcd.library import ggml
 
 __all__ = ["API_VERSION", "NOT_INSTALLED", "check", "load", "pinned_version", "why_stock"]
 
@@ -100,7 +100,7 @@ def _fits(llama_cpp: pathlib.Path, version: str | None) -> bool:
 
 def library_dirs() -> list[pathlib.Path]:
     """Where pypcd's library may be: beside this file, or in site-packages for an editable install."""
-    here = pathlib.Path(__file__).parent / "lib"
+    here = pathlib.Path(__file__).parents[1] / "lib"
     sites = [sysconfig.get_path("platlib"), site.getusersitepackages()]
     return [here, *(pathlib.Path(path) / "pypcd" / "lib" for path in sites)]
 

@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pypcd.checks import Integer, literal
 from pypcd.errors import InputError, RPCError
+from pypcd.settings.ranges import Integer, literal
 
 __all__ = [
     "MAX_SERVERS",

@@ -16,13 +16,13 @@ import llama_cpp
 import numpy as np
 from typing_extensions import Self
 
-from pypcd import arguments, guards, machine, states, threads
-from pypcd.checks import Integer
-from pypcd.config import PCDConfig, PCDSetting, Profile, load
 from pypcd.engine import PCDAnswer, PCDLogits, PCDStats
 from pypcd.errors import ArgumentError, InputError, ModelError, PCDError, UnsupportedError, rename
 from pypcd.gguf import explained, resolve_model
-from pypcd.remote import Servers, parse_servers
+from pypcd.llama import arguments, lock, machine, saved_state, threads
+from pypcd.settings.config import PCDConfig, PCDSetting, Profile, load
+from pypcd.settings.ranges import Integer
+from pypcd.settings.remote import Servers, parse_servers
 
 if TYPE_CHECKING:
     from llama_cpp.llama_speculative import LlamaDraftModel
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     )
     from typing_extensions import Unpack
 
-    from pypcd import options
+    from pypcd.llama import options
 
 __all__ = ["Llama"]
 
@@ -56,7 +56,7 @@ def _has_grammar(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return (args[_GRAMMAR] if len(args) > _GRAMMAR else kwargs.get("grammar")) is not None
 
 
-@guards.guarded
+@lock.guarded
 class Llama(llama_cpp.Llama):
     """A llama_cpp.Llama with Positional Contrastive Decoding (PCD).
 
@@ -132,7 +132,7 @@ class Llama(llama_cpp.Llama):
         if progress is not None and not callable(progress):
             raise ArgumentError(f"progress is {progress!r}; allowed: a function of two numbers of tokens, or None")
         self.progress = progress
-        self._lock = guards.ModelLock(self)
+        self._lock = lock.ModelLock(self)
         # the setting
         self._pcd: PCDConfig | None = None
         self._combines = True  # False once a sampler does the contrast
@@ -142,7 +142,7 @@ class Llama(llama_cpp.Llama):
         self._is_prompt = False  # the next evaluation is that of generate()'s prompt
         self._is_restored = False  # by load_state: then there are no logits of the last token
         # logits processors, grammars
-        self._processors: guards.Processors | None = None  # those of the sampler
+        self._processors: lock.Processors | None = None  # those of the sampler
         self._is_whole = False  # within a call that returns a whole answer
         self._n_constrained = 0  # answers left plain under a grammar
         self._answer = PCDAnswer()
@@ -184,7 +184,7 @@ class Llama(llama_cpp.Llama):
             self._logits_all = bool(opening.get("logits_all"))
             # generate() writes a drafted text's next token down before eval() can say that it does not fit
             self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
-            self._fingerprint, self._weights_id = states.fingerprint(path), states.weights_id(path)
+            self._fingerprint, self._weights_id = saved_state.fingerprint(path), saved_state.weights_id(path)
             self._keeps_state = lib.is_recurrent(self)
             self.pcd = config
             self._warn_profile_mismatch(pcd)
@@ -590,7 +590,7 @@ class Llama(llama_cpp.Llama):
     def save_state(self) -> llama_cpp.LlamaState:
         """llama_cpp.Llama.save_state, with what tells this model's states from others'."""
         state = super().save_state()
-        return states.sealed(self._fingerprint, state)
+        return saved_state.sealed(self._fingerprint, state)
 
     def reset(self) -> None:
         """llama_cpp.Llama.reset. Sequences keep their settings (set_sequence_pcd)."""
@@ -621,7 +621,9 @@ class Llama(llama_cpp.Llama):
             ValueError: it is of another model, or longer than the context; nothing is changed.
             PCDError: llama.cpp cannot read it; then the context is empty.
         """
-        state = states.fitted(self.model_path, self._fingerprint, state, len(self.input_ids), self.n_ctx(), self.scores)
+        state = saved_state.fitted(
+            self.model_path, self._fingerprint, state, len(self.input_ids), self.n_ctx(), self.scores
+        )
         self._n_changes += 1
         self._is_restored = True
         lib.clear_errors()
@@ -681,7 +683,7 @@ class Llama(llama_cpp.Llama):
             PCDError: there are no logits to sample from.
         """
         if self._is_restored and self.n_tokens:
-            states.evaluate_last(self)
+            saved_state.evaluate_last(self)
         idx = kwargs.get("idx")
         at = -1 if idx is None else idx - self.n_tokens
         if not (self.n_tokens and lib.has_row(self, at)):
@@ -705,7 +707,7 @@ class Llama(llama_cpp.Llama):
 
     def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
         processors = kwargs.get("logits_processor")
-        self._processors = None if processors is None else guards.Processors(processors)
+        self._processors = None if processors is None else lock.Processors(processors)
         if kwargs.get("grammar") is not None:
             lib.check_grammar(self, kwargs["grammar"])
         kwargs["logits_processor"] = self._processors
@@ -721,7 +723,7 @@ class Llama(llama_cpp.Llama):
             self._is_prompt, self._answer = True, PCDAnswer()
             if self._pcd is not None and self._pcd.min_first_entropy:
                 self._requires_eval = True  # a cached prompt's logits may be those of an answer that began before
-            text = guards.StreamGuard(self, tokens)
+            text = lock.StreamGuard(self, tokens)
         yield from text.steps()
 
     def _note(self, token: int, at: int) -> None:

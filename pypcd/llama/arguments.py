@@ -12,9 +12,9 @@ from typing import Any
 
 import llama_cpp
 
-from pypcd.checks import Integer, OrNone
 from pypcd.errors import ArgumentError, InputError, did_you_mean
 from pypcd.gguf import check_lora, check_projector, read_gguf
+from pypcd.settings.ranges import Integer, OrNone
 
 __all__ = ["N_BATCH", "check_keywords", "check_opening", "response_format", "unknown_keywords"]
 

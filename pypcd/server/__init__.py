@@ -33,20 +33,21 @@ from typing import Any
 
 import llama_cpp
 
-from pypcd import engine, machine
+from pypcd import engine
 from pypcd import library as library_module
-from pypcd import threads as threads_module
-from pypcd.arguments import N_BATCH
-from pypcd.checks import Integer, literal
-from pypcd.config import PRESETS, RECOMMENDED, PCDConfig, PCDSetting, load
 from pypcd.decode import Replay
+from pypcd.decode.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache
 from pypcd.decode.replay import repeated
 from pypcd.errors import InputError, LibraryError, ModelError, PCDError, RPCError
 from pypcd.gguf import explained, read_gguf, resolve_model
-from pypcd.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache
-from pypcd.remote import Device, Servers, handshake, lost_text, parse_servers
-from pypcd.served import Served, option_of, to_ini
-from pypcd.states import weights_id
+from pypcd.llama import machine
+from pypcd.llama import threads as threads_module
+from pypcd.llama.arguments import N_BATCH
+from pypcd.llama.saved_state import weights_id
+from pypcd.server.model_list import Served, option_of, to_ini
+from pypcd.settings.config import PRESETS, RECOMMENDED, PCDConfig, PCDSetting, load
+from pypcd.settings.ranges import Integer, literal
+from pypcd.settings.remote import Device, Servers, handshake, lost_text, parse_servers
 
 __all__ = ["OptionError", "Server", "executable", "settings", "show_options"]
 
@@ -281,7 +282,7 @@ class Server:
             "PYPCD_HOST": host,
             # documents are read by this Python, started in this folder, since it imports from where it starts
             "PYPCD_PYTHON": sys.executable,
-            "PYPCD_ROOT": str(pathlib.Path(__file__).resolve().parents[1]),
+            "PYPCD_ROOT": str(pathlib.Path(__file__).resolve().parents[2]),
         }
         if api_key is not None:
             self.environment["LLAMA_API_KEY"] = api_key  # a command line can be read by all users of the machine

@@ -13,8 +13,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pypcd import engine, machine
+from pypcd import engine
 from pypcd.gguf import read_gguf
+from pypcd.llama import machine
 
 __all__ = ["Threads", "best_threads", "choose", "width_of"]
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pypcd import engine, files
-from pypcd.checks import Number, literal
 from pypcd.errors import PCDError
+from pypcd.settings.ranges import Number, literal
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama

@@ -16,9 +16,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pypcd.config import PCDConfig, PCDSetting, load
 from pypcd.errors import InputError, ModelError
 from pypcd.gguf import PART, parts, resolve_model
+from pypcd.settings.config import PCDConfig, PCDSetting, load
 
 __all__ = ["Served", "option_of", "read", "to_ini"]
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
         ChatCompletionToolChoiceOption,
     )
 
-    from pypcd.config import PCDSetting
-    from pypcd.remote import Servers
+    from pypcd.settings.config import PCDSetting
+    from pypcd.settings.remote import Servers
 
 __all__ = ["Chat", "Completion", "FromHub", "Generation", "Opening", "OpeningWithOurs", "Sample"]
 

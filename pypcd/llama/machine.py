@@ -13,7 +13,7 @@ from typing import Any
 from pypcd.engine import backends, devices, logger, supports_gpu
 from pypcd.errors import InputError
 from pypcd.gguf import read_gguf
-from pypcd.remote import Device, is_loopback
+from pypcd.settings.remote import Device, is_loopback
 
 __all__ = [
     "backends",

@@ -7,7 +7,7 @@ One spelling everywhere, words joined by colons (commas stand between the method
 `--pcd`, `/pcd` in the chat, `pcd=` in Python and `"pcd"` in a request take it; a method has it after `pcd:`; PCDConfig.describe()
 prints it. A text is a whole setting: what it does not name is as in the preset that it begins with, or as in the paper.
 
-The fields themselves are in pypcd/fields.py. Knows nothing of models or libraries.
+The fields themselves are in pypcd/settings/fields.py. Knows nothing of models or libraries.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pypcd import files
-from pypcd.checks import Integer, check, literal
 from pypcd.errors import ArgumentError, InputError, did_you_mean, rename
-from pypcd.fields import FIELDS, OFFSET, RANGES, Fields, PCDFields
+from pypcd.settings.fields import FIELDS, OFFSET, RANGES, Fields, PCDFields
+from pypcd.settings.ranges import Integer, check, literal
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -19,7 +19,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, get_args
 
-from pypcd.checks import Check, Choice, Integer, Number, OrNone
+from pypcd.settings.ranges import Check, Choice, Integer, Number, OrNone
 
 __all__ = ["FIELDS", "OFFSET", "RANGES", "Field", "Fields", "PCDFields", "names"]
 
@@ -48,7 +48,7 @@ class Field:
         name: as in PCDConfig, in C and in a text.
         default: the paper's value.
         range: what is allowed.
-        part: "twin": it makes L*. "contrast": it is an argument of pypcd.method.contrast(), which makes one row of L and L*. "floor": it says
+        part: "twin": it makes L*. "contrast": it is an argument of pypcd.settings.formula.contrast(), which makes one row of L and L*. "floor": it says
             which tokens are contrasted at all (so does min_entropy, which contrast() applies). "work": how the twins are evaluated, or for whom.
         what: what it does, and what that costs, in sentences.
         own: whether a sequence can have another value than its context.
