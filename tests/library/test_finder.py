@@ -23,7 +23,7 @@ def passes(code: str, **environment: str) -> str:
 
 def test_import_pypcd_imports_nothing_else() -> None:
     seen = passes("before = set(sys.modules); import pypcd; print(*sorted(set(sys.modules) - before))").split()
-    assert [name for name in seen if "pypcd" in name] == ["pypcd", "pypcd.integrations.finder"]
+    assert [name for name in seen if "pypcd" in name] == ["pypcd", "pypcd.integrations", "pypcd.integrations.finder"]
     assert not {"llama_cpp", "numpy", "ctypes", "importlib.metadata", "jinja2", "gguf", "tqdm"} & set(seen)
     # neither do settings, errors and the method
     code = "import pypcd; pypcd.PCDConfig(); pypcd.LibraryError; pypcd.PCDError; print('llama_cpp' in sys.modules)"

@@ -205,7 +205,9 @@ def test_a_ggml_of_that_version_with_another_layout_is_refused(copy: Path, tmp_p
 @linux
 def test_a_library_that_does_not_say_what_it_was_built_for_is_refused(tmp_path: Path) -> None:
     project = tmp_path / "pypcd"
-    shutil.copytree(Path(library.__file__).parent, project, ignore=shutil.ignore_patterns("lib", "bin", "__pycache__"))
+    shutil.copytree(
+        Path(library.__file__).parents[1], project, ignore=shutil.ignore_patterns("lib", "bin", "__pycache__")
+    )
     (lib,) = {folder for folder in library.library_dirs() if (folder / "ggml.json").exists()}
     (project / "lib").mkdir()
     shutil.copy(lib / "libllama.so", project / "lib")

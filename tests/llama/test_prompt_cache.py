@@ -172,7 +172,9 @@ def test_the_limit_removes_what_was_not_used_for_longest(tiny: Tiny, load: Load,
 
 def process(code: str, *args: object) -> subprocess.Popen[str]:
     prelude = "import sys\n"
-    prelude += "from pathlib import Path\nimport pypcd\nfrom pypcd import engine\nfrom pypcd.decode import prompt_cache\n"
+    prelude += (
+        "from pathlib import Path\nimport pypcd\nfrom pypcd import engine\nfrom pypcd.decode import prompt_cache\n"
+    )
     prelude += f"cache = prompt_cache.PromptCache(Path(sys.argv[2]), {BIG})\nTEXT = {TEXT}\n"
     prelude += "def new(): return pypcd.Llama(sys.argv[1], n_ctx=512, n_batch=64, n_threads=1, n_threads_batch=1)\n"
     command = [sys.executable, "-c", prelude + code, *map(str, args)]
