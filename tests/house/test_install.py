@@ -55,8 +55,8 @@ def test_there_are_three_steps_and_a_second_run_has_none(project: Project, capsy
 def test_another_extra_builds_nothing_and_those_before_stay(project: Project) -> None:
     project.install("test")
     project.lines()
-    project.install("eval", "plot")
-    assert project.lines() == [PACKAGE, f"{REQUIRED}[eval,plot,test]"]
+    project.install("hub", "plot")
+    assert project.lines() == [PACKAGE, f"{REQUIRED}[hub,plot,test]"]
 
 
 SITE = ".venv/lib/python3.11/site-packages"
@@ -176,8 +176,8 @@ def test_what_was_noted_may_be_cut_off(installed: Project) -> None:
 
 
 def test_wrong_words_are_named(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(project.program.Failed, match="the extra is 'tests'; allowed: eval, hub, .*test"):
-        project.install("eval", "tests")
+    with pytest.raises(project.program.Failed, match="the extra is 'tests'; allowed: hub, .*test"):
+        project.install("hub", "tests")
     project.change(".venv/pyvenv.cfg", "version = 3.2.1\n")
     monkeypatch.setenv("PYTHON", "python3")
     with pytest.raises(project.program.Failed, match=r"PYTHON is python3, .* \.venv was made with 3\.2; remove \.venv"):
