@@ -37,7 +37,7 @@ def test_each_consumer_has_its_recipe_and_its_tests_and_no_recipe_is_without(nox
     assert sorted(re.sub(r"\W", "", name).lower() for name in found) == sorted(
         re.sub(r"\W", "", heading).lower() for heading in headings()
     )
-    tests = (ROOT / "tests/consumers/test_recipes.py").read_text(encoding="utf-8").lower()
+    tests = (ROOT / "tests/consumers/test_packages.py").read_text(encoding="utf-8").lower()
     assert all(f'"{name}"' in tests or name == "webuis" for name in consumers)
     assert all((ROOT / test).is_file() for tests in noxfile.MORE_TESTS.values() for test in tests)
 
