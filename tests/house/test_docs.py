@@ -42,6 +42,16 @@ def code_blocks(text: str) -> list[tuple[str, str]]:
     return found + [("", m[0]) for m in re.finditer(r"(?m)(?:^ {4,}\S.*\n?)+", text)]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_parts_of_the_evidence_are_those_that_its_script_makes(page: pathlib.Path) -> None:
+    script = (ROOT / "scripts/evidence").read_text(encoding="utf-8")
+    parts = {"models", "table1", "table2", *re.findall(r"(?m)^(\w+)\(\) \{", script)}
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if "in commit" not in line:
+            for words in re.findall(r"scripts/evidence((?: [a-z][a-z0-9]*)+)", line if line.startswith("    ") else ""):
+                assert set(words.split()[:1] if " models" in words else words.split()) <= parts, line
+
+
 # -- links ------------------------------------------------------------------------------------------------------------
 
 
