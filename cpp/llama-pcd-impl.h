@@ -12,34 +12,8 @@
 #include "llama-pcd.h"
 
 #include <array>
-#include <chrono>
 #include <functional>
 #include <map>
-
-// adds up the time that it runs
-struct llama_pcd_stopwatch {
-    bool    runs() const { return running; }
-    int64_t ns()   const { return total.count(); }
-
-    void run(bool on) {
-        if (on != running) {
-            const auto now = clock::now();
-            if (running) {
-                total += std::chrono::duration_cast<std::chrono::nanoseconds>(now - start);
-            }
-            start   = now;
-            running = on;
-        }
-    }
-
-private:
-    using clock = std::chrono::steady_clock;
-
-    bool running = false;
-
-    clock::time_point        start;
-    std::chrono::nanoseconds total { 0 };
-};
 
 // a flag that is set as long as this lives
 struct llama_pcd_while {
@@ -110,7 +84,7 @@ struct llama_pcd {
 
     uint32_t n_schedulers = 1; // of llama.cpp's so far: it makes another when its graphs become larger or others
 
-    void   drop_cached() { cached = {}; computed = {}; }
+    void   drop_cached() { cached = {}; }
     size_t cached_bytes() const;
 
     // reserve memory for the graphs again: later, before the next one is computed, or now, by building the largest ones.
@@ -121,39 +95,11 @@ struct llama_pcd {
     // build a graph of a few tokens, one of which gives a row, for those who look on; no memory is laid out for it
     void build_graph();
 
-    // time spent computing graphs and waiting for them, and their number
-    int64_t t_graph_us = 0;
-    int64_t n_computed = 0;
-
     // see llama_pcd_watch_graphs
     struct {
         llama_pcd_graph_callback callback = nullptr;
         void *                   data     = nullptr;
     } watch;
-
-    // Time spent in this folder's code while a batch is decoded. A section is ours, or llama.cpp's inside of one that is ours.
-    mutable llama_pcd_stopwatch own_time;
-
-    struct section {
-        section(const llama_pcd & pcd, bool ours) : watch(pcd.own_time), before(watch.runs()) { watch.run(ours); }
-        ~section() { watch.run(before); }
-
-        llama_pcd_stopwatch & watch;
-        const bool            before;
-    };
-
-    // what was computed last, and in which graphs: null are llama.cpp's own
-    struct {
-        const cached_graphs * in       = nullptr;
-        uint32_t            n_tokens = 0;
-        uint32_t            n_twins  = 0;
-    } computed;
-
-    const cached_graphs * swapped_in = nullptr; // what llama.cpp works with now
-
-    // the graph that was computed last, and its scheduler; null: none since graphs were last reset
-    llm_graph_result *   last_graph() const { return computed.in ? computed.in->active : lctx.gf_res_prev_active; }
-    ggml_backend_sched_t last_sched() const { return computed.in ? computed.in->sched.get() : lctx.sched.get(); }
 
     //
     // decode

@@ -265,22 +265,10 @@ void llama_pcd_set_amx(bool on) {
 // measuring
 //
 
-llama_pcd_graph_stats llama_pcd_get_graph_stats(llama_context * ctx) {
-    return llama_pcd_guarded_value(__func__, llama_pcd_graph_stats {}, [&]() {
-        return llama_pcd_stats_of(pcd_context::made(*ctx));
-    });
-}
-
 void llama_pcd_watch_graphs(llama_context * ctx, llama_pcd_graph_callback callback, void * data) {
     llama_pcd_guarded_value(__func__, false, [&]() {
         pcd_context::made(*ctx).watch = { callback, data };
         return true;
-    });
-}
-
-int32_t llama_pcd_fill_cells(llama_context * ctx, int32_t n) {
-    return llama_pcd_guarded_value(__func__, 0, [&]() {
-        return pcd_context::made(*ctx).fill_cells(n);
     });
 }
 

@@ -69,7 +69,6 @@ void llama_pcd_context::recover(const llama_pcd_memory::ends & before) {
 
 int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {
     if (core.settings.on) {
-        const section ours(*this, true);
         return (int) decoder.decode(batch);
     }
     decoder.rows.trim();
@@ -80,21 +79,6 @@ int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {
     }
 
     return decode_plain(batch);
-}
-
-int32_t llama_pcd_context::fill_cells(int32_t n) {
-    if (!llama_pcd_can_fill(memory, n)) {
-        return 0;
-    }
-    lctx.synchronize();
-    lctx.get_memory()->clear(true);
-    cells_loaded(-1);
-
-    const int32_t res = llama_pcd_fill(memory, n);
-    if (core.settings.separate()) {
-        core.second.set_fresh(memory.all_cells(0));
-    }
-    return res;
 }
 
 bool llama_pcd_context::mixes_graphs() {
@@ -111,7 +95,6 @@ void llama_pcd_context::add_memory(const llama_kv_cache & kv, std::map<ggml_back
 }
 
 void llama_pcd_context::cells_placed(const llama_kv_cache & kv, const llama_kv_cache::slot_info & sinfo) {
-    const section ours(*this, true);
     core.second.cells_placed(kv, sinfo);
 }
 
@@ -138,7 +121,6 @@ uint32_t llama_pcd_context::n_mask_rows(const llama_kv_cache & kv, const llama_u
 }
 
 void llama_pcd_context::fill_mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const {
-    const section ours(*this, true);
     if (n_mask_rows(kv, ubatch) > 0) {
         core.view.mask(*core.twins, kv, dst, ubatch);
     }

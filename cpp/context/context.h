@@ -69,8 +69,6 @@ struct llama_pcd_context : llama_pcd {
     // llama.cpp inside our call, becomes a line in the log and a status, and the memory is as it was.
     int decode(const llama_batch_ext & batch) noexcept;
 
-    // see llama_pcd_fill_cells
-    int32_t fill_cells(int32_t n);
 
     // Whether the graph that is begun, or the one before it, is of PCD, which has several kinds. Else nothing has to be forgotten between
     // them, the scheduler need not wait for the last one to be computed, and nothing can fail: no exception leaves llama_encode, since PCD

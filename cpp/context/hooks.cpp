@@ -24,14 +24,9 @@ ggml_status llama_pcd_compute(llama_context & lctx, ggml_cgraph * gf, const llam
         return lctx.graph_compute(gf, ubatch.n_tokens > 1);
     }
 
-    const uint32_t n_twin  = pcd->core.twins ? pcd->core.twins->count(ubatch) : 0;
-    const int64_t  t_start = ggml_time_us();
-
+    const uint32_t    n_twin = pcd->core.twins ? pcd->core.twins->count(ubatch) : 0;
     const ggml_status status = lctx.graph_compute(gf, std::max(n_twin, ubatch.n_tokens - n_twin) > 1);
 
-    pcd->t_graph_us += ggml_time_us() - t_start;
-    pcd->n_computed++;
-    pcd->computed = { pcd->swapped_in, ubatch.n_tokens, n_twin };
     llama_pcd_graph_computed(*pcd, lctx.get_sched(), gf);
 
     return status;

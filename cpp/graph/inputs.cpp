@@ -26,8 +26,6 @@ bool llm_graph_input_pcd::is_misplaced(const llama_pcd_core & core, const llama_
 bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
     const auto & ubatch = params.ubatch;
 
-    const llama_pcd::section ours(core.pcd, true);
-
     const bool same = llm_graph_input_of_pcd::can_reuse(params) && core.settings.on && ubatch.n_tokens == n_tokens;
 
     if (!same || !core.twins) {
@@ -49,8 +47,6 @@ void llm_graph_input_pcd::look(const llama_ubatch & ubatch) {
 }
 
 void llm_graph_input_pcd::set_input(const llama_ubatch * ubatch) {
-    const llama_pcd::section ours(core.pcd, true);
-
     set_pos(twin_pos, *ubatch, true);
     set_pos(key_pos,  *ubatch, false);
     set_offsets(*ubatch);

@@ -37,16 +37,12 @@ void llama_pcd::build_graph() {
 }
 
 void llama_pcd::prepare() {
-    const section theirs(*this, false);
-
     lctx.sched_reserve();
     lctx.memory_update(false);
 }
 
 int llama_pcd::decode_plain(const llama_batch_ext & batch, cached_graphs * own) {
     const llama_pcd_while inside(nested);
-    const section         theirs(*this, false);
-
     if (!own || !make_cached(*own, batch.tokens.size())) {
         return lctx.decode(batch);
     }
@@ -60,12 +56,10 @@ int llama_pcd::decode_plain(const llama_batch_ext & batch, cached_graphs * own) 
 
 llama_pcd::swapped::swapped(llama_pcd & pcd, cached_graphs & own) : pcd(pcd), own(own) {
     swap();
-    pcd.swapped_in = &own;
 }
 
 llama_pcd::swapped::~swapped() {
     swap();
-    pcd.swapped_in = nullptr;
 }
 
 void llama_pcd::swapped::swap() const {

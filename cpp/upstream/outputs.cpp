@@ -15,14 +15,7 @@ static size_t n_embd_of(llama_context & lctx) {
 }
 
 void llama_pcd_outputs_wait(llama_context & lctx) {
-    auto & pcd = *llama_pcd::slot(lctx);
-
-    const llama_pcd::section theirs(pcd, false);
-
-    const int64_t t_start = ggml_time_us();
     lctx.synchronize();
-    pcd.t_graph_us += ggml_time_us() - t_start;
-
     llama_pcd::output_reorder(lctx);
 }
 

@@ -51,22 +51,6 @@ class Stats(ctypes.Structure):
     ]
 
 
-class GraphStats(ctypes.Structure):
-    """struct llama_pcd_graph_stats"""
-
-    _fields_ = [
-        ("n_nodes", ctypes.c_int64),
-        ("n_splits", ctypes.c_int64),
-        ("bytes_in", ctypes.c_int64),
-        ("bytes_out", ctypes.c_int64),
-        ("n_computed", ctypes.c_int64),
-        ("t_graph_us", ctypes.c_int64),
-        ("t_own_ns", ctypes.c_int64),
-        ("n_tokens", ctypes.c_int64),
-        ("n_twins", ctypes.c_int64),
-    ]
-
-
 class Node(ctypes.Structure):
     """struct llama_pcd_node"""
 
@@ -132,10 +116,8 @@ pcd_get_logits_ith = _bind("llama_pcd_get_logits_ith", _float_p, _ctx_p, ctypes.
 pcd_get_strength_ith = _bind("llama_pcd_get_strength_ith", ctypes.c_float, _ctx_p, ctypes.c_int32)
 pcd_get_stats = _bind("llama_pcd_get_stats", Stats, _ctx_p)
 pcd_fallback_text = _bind("llama_pcd_fallback_text", ctypes.c_char_p, ctypes.c_int32)
-pcd_get_graph_stats = _bind("llama_pcd_get_graph_stats", GraphStats, _ctx_p)
 graph_callback = ctypes.CFUNCTYPE(None, ctypes.POINTER(Node), ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
 pcd_watch_graphs = _bind("llama_pcd_watch_graphs", None, _ctx_p, graph_callback, ctypes.c_void_p)
-pcd_fill_cells = _bind("llama_pcd_fill_cells", ctypes.c_int32, _ctx_p, ctypes.c_int32)
 tap_callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, _float_p, ctypes.c_void_p)
 pcd_set_tap = _bind(
     "llama_pcd_set_tap",

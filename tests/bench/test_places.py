@@ -17,7 +17,6 @@ import pypcd
 from pypcd import engine
 from pypcd.bench import left_device, placements
 from pypcd.cli import main
-from pypcd.engine import _bindings
 
 Load = Callable[..., pypcd.Llama]
 GPU = "GPU0"
@@ -43,7 +42,6 @@ def test_a_graph_that_is_watched_has_each_operation_with_its_device(tiny: Tiny, 
         assert found.on_cpu["MUL_MAT of ffn_out"] == found.on_cpu["ROPE of Kcur"] == 3, "one for each layer"
         assert not {name.partition(" ")[0] for name in found.on_cpu} & {"VIEW", "RESHAPE", "PERMUTE", "NONE"}
         assert found.n_splits == 1
-    assert graphs[0].n_nodes < _bindings.pcd_get_graph_stats(llm.ctx).n_nodes, "which counts views"
 
 
 def test_the_graphs_that_turn_second_keys_are_watched_too(tiny: Tiny, load: Load) -> None:

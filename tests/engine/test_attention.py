@@ -8,7 +8,7 @@ import pytest
 from conftest import TOKENS, Load, Tiny, check_rows
 
 import pypcd
-from pypcd.engine import _bindings
+from pypcd import engine
 
 TEXT = (TOKENS * 9)[:1000]
 MODES: dict[str, dict[str, Any]] = {
@@ -64,8 +64,9 @@ def n_nodes(llm: pypcd.Llama, pcd: Any) -> int:
     llm.pcd = pcd
     llm.reset()
     llm.eval(TEXT[:900])
-    llm.eval(TEXT[900:901])
-    return int(_bindings.pcd_get_graph_stats(llm.ctx).n_nodes)
+    with engine.watch_graphs(llm) as graphs:
+        llm.eval(TEXT[900:901])
+    return int(graphs[-1].n_nodes)
 
 
 def test_flash_attention_on_the_cpu_needs_no_operation_for_a_window(tiny: Tiny, load: Load) -> None:

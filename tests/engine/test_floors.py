@@ -414,14 +414,6 @@ def test_a_saved_state_does_not_have_the_last_answers_entropy(unlike: Unlike, ti
         assert answer_to(llm, a) == wanted
 
 
-def test_asking_for_all_rows_without_pcd_makes_nothing_of_pcd(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False, logits_all=True)
-    llm.eval(TOKENS[:10])
-    _native.pcd_begin(llm.ctx, 0, 10)
-    llm.eval(TOKENS[10:12])
-    assert _native.pcd_get_graph_stats(llm.ctx).n_computed == 0  # which counts from when PCD is made in a context
-
-
 def test_an_answer_before_min_context_stays_plain_to_its_end(tiny: Tiny, load: Load) -> None:
     setting = {"min_first_entropy": 1e-9, "min_context": N + 3}
     llm, stock = load(tiny("llama"), setting), load(tiny("llama"), False)
