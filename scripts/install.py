@@ -167,6 +167,8 @@ class Environment:
         for name in wanted:
             if name not in allowed:
                 raise Failed(f"the extra is {name!r}; allowed: {', '.join(allowed)}")
+        for name in ("lib", "bin"):  # of in_place(): a program that is started in the folder would load them
+            shutil.rmtree(self.root / "pypcd" / name, ignore_errors=True)
         before = self.noted()
         if before.get("folder", str(self.root)) != str(self.root):
             print(f"{self.venv.name} was made for {before['folder']} and is made again", file=sys.stderr)

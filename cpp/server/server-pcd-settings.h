@@ -54,8 +54,8 @@ struct server_pcd_settings {
     llama_pcd_params fields  (const common_json & given, llama_pcd_params base) const;
     llama_pcd_params preset  (const std::string & name, const std::string & given = "") const; // given: for an error, what has it in it
 
-    // What a text means, as in Python (pypcd/settings/config.py): "unsure", "window:relative_top=0.1", "beta=1.5"; nothing: off. What it does
-    // not name is as in its preset, or as in the paper.
+    // What a text means, as in Python (pypcd/settings/config.py): "unsure", "window:relative_top=0.1", "beta=1.5"; nothing: off. What
+    // it does not name is as in its preset, or as in the paper.
     std::optional<llama_pcd_params> text(const std::string & given) const;
 
     std::string typed(const llama_pcd_params & p) const; // the other way round, in the fewest values
