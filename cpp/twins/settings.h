@@ -1,6 +1,6 @@
-// The setting of PCD: its fields as a table (which cmake/fields.py makes from pypcd/settings/fields.py), their ranges, the setting of a context,
-// and what each of its sequences has of its own: a setting, and where its answer begins. Knows nothing of models, and positions alone of
-// texts.
+// The setting of PCD: its fields as a table (which cmake/fields.py makes from pypcd/settings/fields.py), their ranges, the setting of
+// a context, and what each of its sequences has of its own: a setting, and where its answer begins. Knows nothing of models, and
+// positions alone of texts.
 //
 // An answer begins at the first row that is asked for behind text. Text is tokens whose rows nobody asks for, tokens that are decoded
 // with PCD off, a loaded state, and whatever is before the position that llama_pcd_begin names.
