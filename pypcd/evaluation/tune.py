@@ -25,7 +25,7 @@ from pypcd.evaluation.tasks.everyday import LEAST, SHORT, kind_of
 from pypcd.settings.config import PCDConfig
 from pypcd.settings.ranges import Integer
 
-__all__ = ["ALL", "FEW_SETTINGS", "MOST_SPOILT", "N_EVERYDAY", "SETTINGS", "Cell", "Tried", "Tuned", "so_far", "tune"]
+__all__ = ["ALL", "FEW_SETTINGS", "MOST_SPOILT", "N_EVERYDAY", "SETTINGS", "Cell", "Tried", "Tuned", "tune"]
 
 SETTINGS = (
     "unsure",
@@ -259,23 +259,6 @@ def tune(
         replay=gain.get(INSTEAD, {}),
         plain_everyday=plain,
     )
-
-
-def so_far(directory: str | pathlib.Path, settings: Sequence[str]) -> dict[str, Tried]:
-    """The settings of a run that was stopped, each compared with greedy on all the questions that both have answered."""
-    long, usual = (Directory(pathlib.Path(directory, name)).records() for name in ("long", "everyday"))
-
-    def compared(records: Mapping[Key, Mapping[str, Any]], method: str) -> Paired | None:
-        asked = [key[:3] for key, record in records.items() if key[3] == method and not record.get("error")]
-        scores = [
-            (records[(*key, method)]["score"], records[(*key, BASELINE)]["score"])
-            for key in asked
-            if (*key, BASELINE) in records
-        ]
-        return paired(*zip(*scores)) if scores else None
-
-    found = {setting: (compared(long, f"pcd:{setting}"), compared(usual, f"pcd:{setting}")) for setting in settings}
-    return {setting: Tried(gain, lost) for setting, (gain, lost) in found.items() if gain}
 
 
 def _check(plan: Plan, everyday: int) -> None:
