@@ -12,10 +12,10 @@ from typing import Any
 import llama_cpp
 
 import pypcd
-from pypcd.decode import Answer, Method, Session, parse
+from pypcd.decode import Method, Session, parse
 from pypcd.decode.vocabulary import Vocabulary
 from pypcd.errors import MENDABLE, InputError, ModelError, PCDError
-from pypcd.evaluation.executors import Jobs, Record, Work, executor_of, failed_record
+from pypcd.evaluation.executors import Cluster, Jobs, Record, Work, executor_of, failed_record
 from pypcd.evaluation.gold import Gold
 from pypcd.evaluation.plan import Directory, Key, Plan, file_sha256
 from pypcd.evaluation.progress import Progress
@@ -88,7 +88,7 @@ def facts(
         return file_sha256(path, progress)
 
     here = _facts(plan, options or {}, sha256)
-    if not place.is_elsewhere:
+    if not isinstance(place, Cluster):
         return here
     found = place.everywhere(functools.partial(_facts_there, _anywhere(plan), options or {}))
     run = {**here, **{name: next(iter(found.values()))[name] for name in _OF_WORKERS}}
@@ -259,7 +259,7 @@ def evaluate(
 
         refused: dict[str, str] = {}
         make = functools.partial(worker or Worker, _anywhere(plan), options)
-        if place.is_elsewhere:
+        if isinstance(place, Cluster):
             make = functools.partial(_made_there, worker or Worker, _anywhere(plan), options, known)
         for key, record in place.ask(make, todo, refused):
             if record is not None:
@@ -397,10 +397,7 @@ class Worker:
             return {**failed_record(key, str(error)), **begun}
 
     def _answered(self, key: Key, sample: Sample, method: Method) -> Record:
-        return self._scored(key, sample, method)[1]
-
-    def _scored(self, key: Key, sample: Sample, method: Method) -> tuple[Answer, Record]:
-        """An answer, and what the run keeps of it."""
+        """What the run keeps of an answer."""
         task, plan = self._tasks[key[0]], self.plan
         gold = Gold(self.vocabulary, sample.gold, *(("", "") if plan.chat else (sample.end, task.stop)))
         answer = method.generate(
@@ -412,7 +409,7 @@ class Worker:
             look=gold.look,
             grammar=sample.grammar,
         )
-        return answer, {
+        return {
             "prediction": answer.text,
             "score": task.score(answer.text, sample),
             "gold_rank": gold.rank,
