@@ -362,12 +362,3 @@ def test_every_tasks_length_is_tried_at_once(tiny: Tiny, tmp_path: Path) -> None
     with pytest.raises(ValueError, match="vt at length 600: n_tokens is 600; allowed: at least"):
         tune(plan, tmp_path, options={**ONE, "n_ctx": 1024}, everyday=0)
     assert len(Directory(tmp_path / "long").records()) <= 1
-
-
-def test_where_nothing_helps_tuning_says_so(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A random model is always wrong, whatever its setting."""
-    monkeypatch.setattr(tuning, "SHORT", 560)
-    plan = Plan(str(tiny("llama")), ("kv-short",), ("greedy",), (600,), n=2, max_tokens=2)
-    how = {"options": {**ONE, "n_ctx": 1024}, "everyday": 2, "settings": FEW_SETTINGS}
-    tuned = tune(plan, tmp_path / "run", **how)
-    assert tuned.best is None and not tuned.gains and tuned.config is None and not tuned.refused
