@@ -121,14 +121,10 @@ class Tuned:
         return self.tried[self.best] if self.best else max(self.tried.values(), key=lambda tried: tried.gain.difference)
 
     @property
-    def disagreement(self) -> float:
-        """The share of the first half's long questions on which that setting and greedy scored differently."""
-        return _disagreement(self.chosen_by.gain)
-
-    @property
     def n_needed(self) -> int:
-        """About how many judged questions show a gain of 10 points with 80% probability, at this disagreement."""
-        return needed(self.disagreement)
+        """About how many judged questions show a gain of 10 points with 80% probability, if that setting and greedy score differently
+        on as many of them as on the first half."""
+        return needed(_disagreement(self.chosen_by.gain))
 
     @property
     def n_everyday_needed(self) -> int | None:
@@ -354,4 +350,5 @@ class _Questions:
 
 
 def _disagreement(result: Paired) -> float:
+    """The share of the questions on which the two scored differently."""
     return (result.wins + result.losses) / result.n
