@@ -7,7 +7,7 @@ pypcd never imports this. A module is a subject, and one that has a command is r
     layers, spectrum              what over-rotation does to each layer's attention, frequency block by frequency block
     nocache                       PCD with the KV cache compared with PCD without it
     methods/; eval                decoding methods of others: beam search, DoLa, Ms-PoE, Self-Extend, CAD, reranking; `pypcd eval` with them
-    paper, models, survey, balance, speed     the paper's tables; one plan for any models, its gains and losses, its hours
+    paper, models, survey, balance            the paper's tables; one plan for any models, its gains and losses
     train_demo_model, time_server             how the included model was trained; what requests cost
     figures, files, command       pictures (needs matplotlib), tables, how a command starts
 """

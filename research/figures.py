@@ -10,20 +10,7 @@ import numpy as np
 
 from pypcd.errors import InputError
 from pypcd.evaluation.plan import BASELINE
-from pypcd.evaluation.plots import (
-    BLACK,
-    BLUE,
-    GREEN,
-    HATCHES,
-    ORANGE,
-    PURPLE,
-    SKY,
-    STYLES,
-    VERMILLION,
-    drawable,
-    drawing,
-    new_figure,
-)
+from pypcd.evaluation.plots import BLACK, BLUE, VERMILLION, drawable, drawing, new_figure
 from pypcd.evaluation.stats import MARGIN, Paired
 from research.balance import LONG, RETRIEVAL, SHORT_PROMPTS, GainLoss, controlled, greedys
 from research.decay import CURVES, Curves, bins
@@ -31,6 +18,19 @@ from research.salience import RANKS, SalienceRow, count_ranks
 from research.spectrum import Spectrum
 
 __all__ = ["balances", "decay", "decay_grid", "logits", "ranks", "salience", "seeds", "spectrum"]
+
+ORANGE, SKY, GREEN, PURPLE = "#E69F00", "#56B4E9", "#009E73", "#CC79A7"
+
+# colour, line style and marker of the n-th curve
+STYLES = (
+    (BLACK, "-", "o"),
+    (BLUE, "--", "s"),
+    (VERMILLION, "-.", "^"),
+    (GREEN, ":", "D"),
+    (PURPLE, (0, (5, 1, 1, 1, 1, 1)), "v"),
+    (ORANGE, (0, (1, 3)), "P"),
+)
+HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\")
 
 _DECAY: Mapping[str, tuple[str, str, Any]] = {
     "standard": ("standard", BLACK, "-"),

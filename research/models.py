@@ -1,6 +1,6 @@
 """The same plan for each model: gain on questions about a text, loss on others, in one table and one picture.
 
-    python -m research.models model.gguf … --dry-run     # how many hours
+    python -m research.models model.gguf … --dry-run     # how many questions
     python -m research.models model.gguf …
 
 `scripts/evidence models` calls it. Each model is asked the questions of research/survey.py, plainly, with every preset,
@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-import sys
 from collections.abc import Sequence
 
 import pypcd
@@ -28,15 +27,14 @@ from pypcd.gguf import resolve_model
 from pypcd.prompt import has_template
 from research import figures
 from research.balance import Run, balance, balance_csv, balance_markdown, read_run
-from research.speed import Estimate, Speed, estimate, time_answers
-from research.survey import PARTS, EvalJob, fitting, legs, missing, names_of, run_survey, survey_options
+from research.survey import PARTS, fitting, legs, missing, names_of, run_survey, survey_options
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("models", nargs="+", metavar="MODEL", help="a GGUF file, 'demo', or a folder of answers")
-    add("--dry-run", action="store_true", help="time a few answers, print how long all will take, and stop")
+    add("--dry-run", action="store_true", help="print how many questions are to be asked, and stop")
     add("--part", metavar="NAME,...", help=f"only these: retrieval, everyday, {', '.join(PARTS)}")
     add("--method", metavar="NAME,...", help="only these, beside greedy")
     add(
@@ -114,40 +112,20 @@ def _survey(args: argparse.Namespace, jobs: Jobs, name: str, model: str) -> list
             _terminal.say(f"{name}: {note}")
         if not plan:
             raise ValueError(f"nothing is left to ask {name}")
-        left = [missing(leg, folder) for leg in plan]
-        n_all = sum(len(list(leg.plan.everything())) for leg in plan)
-        n_left = sum(map(len, left))
-        if args.dry_run or n_left == n_all:
-            asked = [leg.plan for leg, keys in zip(plan, left) if keys]
-            speed = Speed(list(time_answers(llm, asked))) if asked else Speed([])
-            table = hours(name, plan, [estimate(leg.plan, keys, speed, jobs) for leg, keys in zip(plan, left)], speed)
-            _terminal.write(table) if args.dry_run else print(table, file=sys.stderr)
-        elif n_left:
-            _terminal.say(f"{name} goes on: {n_all - n_left:,} of {n_all:,} answers are there")
+    left = [missing(leg, folder) for leg in plan]
     if args.dry_run:
+        lines = [f"{name}\n", "| part | tokens | questions | answers |", "| --- | ---: | ---: | ---: |"]
+        for leg, keys in zip(plan, left):
+            lines.append(f"| {leg.part} | {leg.length} | {len({key[:3] for key in keys}):,} | {len(keys):,} |")
+        _terminal.write(_table.aligned("\n".join(lines) + "\n", _table.columns()))
         return notes
+    n_all, n_left = sum(len(list(leg.plan.everything())) for leg in plan), sum(map(len, left))
+    if 0 < n_left < n_all:
+        _terminal.say(f"{name} goes on: {n_all - n_left:,} of {n_all:,} answers are there")
     known = _progress.model_facts(plan[0].plan, options, jobs, plan[0].directory(folder))
     with _terminal.resumable(), _progress.following(name) as progress:
         refused = run_survey(plan, folder, jobs=jobs, options=options, model_facts=known, progress=progress)
     return [*notes, *(f"`{method}` is refused: {reason}" for method, reason in refused.items())]
-
-
-def hours(name: str, plan: Sequence[EvalJob], estimates: Sequence[Estimate], speed: Speed) -> str:
-    """The estimate as a table, a line for each part and length; and the time of each method beside greedy's."""
-    total = sum(estimates, Estimate())
-    took = _progress.duration
-    head = f"{name}: {total.n_questions:,} questions, {total.n_answers:,} answers, about {took(total.seconds)} on this machine"
-    lines = [f"{head}\n", "| part | tokens | questions | time | prompts | answers | control's own |"]
-    lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
-    for leg, e in zip(plan, estimates):
-        times = " | ".join(took(s) for s in (e.seconds, e.prompts, e.answers, e.control))
-        lines.append(f"| {leg.part} | {leg.length} | {e.n_questions:,} | {times} |")
-    times = {method: speed.ratio(method) for method in plan[0].plan.methods[1:]}
-    lines += ["", "Prompt and answer, as a multiple of greedy's time, on the questions that were timed:"]
-    lines += [", ".join(f"{method} {ratio:.2f}" for method, ratio in times.items() if ratio)]
-    text = "\n".join(lines) + "\n"
-    columns = _table.columns()
-    return text if columns is None else _table.aligned(text, columns)
 
 
 def write(runs: Sequence[Run], half: str, out: pathlib.Path) -> None:

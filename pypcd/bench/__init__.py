@@ -1,23 +1,20 @@
 """Measures on this machine what PCD costs, and checks that the engine works.
 
     bench(path, methods_for(["pcd", "pcd:cache=shared"]), [512, 2048])     time and memory, next to plain decoding's
-    bench(…, sequences=[1, 4, 16])                                         the same for several texts in one batch
-    placements(llm)                                                         which operations the CPU runs, next to plain decoding
+    placements(llm)                                                         which operations the CPU runs for PCD alone
     self_test(llm)                                                         identities that hold for any model
 
 Knows nothing of tasks or answers.
 """
 
-from pypcd.bench.measurement import DEFAULT_METHODS, SEQUENCES, STOCK, Measurement, bench, methods_for
-from pypcd.bench.placement import Placement, left_device, placements
+from pypcd.bench.measurement import DEFAULT_METHODS, STOCK, Measurement, bench, methods_for
+from pypcd.bench.placement import left_device, placements
 from pypcd.bench.selftest import self_test
 
 __all__ = [
     "DEFAULT_METHODS",
-    "SEQUENCES",
     "STOCK",
     "Measurement",
-    "Placement",
     "bench",
     "left_device",
     "methods_for",

@@ -7,9 +7,8 @@ that, so each way to run PCD is set beside plain decoding. Knows nothing of the 
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,8 @@ from pypcd import engine
 from pypcd.llama import Llama
 from pypcd.settings.config import PCDConfig
 
-__all__ = ["OFF", "Placement", "left_device", "placements"]
+__all__ = ["left_device", "placements"]
 
-OFF = "off"  # plain decoding in the same context
 MODES: dict[str, dict[str, Any]] = {
     "rerotated": {},
     "shared": {"cache": "shared"},
@@ -33,25 +31,6 @@ WAYS: dict[str, dict[str, Any]] = {
     for evaluation in ("fused", "alternate")
 }
 N_PROMPT, N_STEPS = 40, 2
-
-
-@dataclasses.dataclass(frozen=True)
-class Placement:
-    """Where a prompt and two steps ran.
-
-    Attributes:
-        way: "off", or a cache mode and an evaluation.
-        n_nodes: operations in the largest graph.
-        n_splits: the most parts of a graph that run on one device each.
-        n_on_cpu: the most operations of a graph that the CPU ran.
-        left: of those, what plain decoding does not have: "OPERATION of name", and how often in a graph.
-    """
-
-    way: str
-    n_nodes: int
-    n_splits: int
-    n_on_cpu: int
-    left: dict[str, int]
 
 
 def on_device(graphs: Sequence[engine.Graph]) -> bool:
@@ -72,29 +51,29 @@ def _most(graphs: Sequence[engine.Graph]) -> Counter[str]:
     return found
 
 
-def placements(llm: Llama) -> Iterator[Placement]:
-    """Run each way that this model can, plain decoding first; nothing if everything runs on the CPU. PCD is off at the end."""
+def placements(llm: Llama) -> dict[str, dict[str, int]]:
+    """What the CPU runs in a prompt and two steps that it does not run for plain decoding, for each way that this model can run PCD;
+    empty if everything runs on the CPU. PCD is off at the end.
+
+    Returns:
+        By cache mode and evaluation: "OPERATION of name", and how often in a graph.
+    """
     tokens = np.random.default_rng(0).integers(0, llm.n_vocab(), N_PROMPT + N_STEPS).tolist()
-    plain: Sequence[engine.Graph] = ()
+
+    def watched(config: PCDConfig | None) -> Sequence[engine.Graph]:
+        llm.reset()
+        llm.pcd = config
+        with engine.watch_graphs(llm) as graphs:
+            for part in (tokens[:N_PROMPT], *([token] for token in tokens[N_PROMPT:])):
+                llm.eval(part)
+        return graphs
+
     try:
-        for way, setting in {OFF: None, **WAYS}.items():
-            config = None if setting is None else PCDConfig(**setting)
-            if config and engine.pcd_refusal(llm, config):
-                continue
-            llm.reset()
-            llm.pcd = config
-            with engine.watch_graphs(llm) as graphs:
-                for part in (tokens[:N_PROMPT], *([token] for token in tokens[N_PROMPT:])):
-                    llm.eval(part)
-            plain = plain or graphs
-            if not on_device(plain):
-                return
-            yield Placement(
-                way=way,
-                n_nodes=max(graph.n_nodes for graph in graphs),
-                n_splits=max(graph.n_splits for graph in graphs),
-                n_on_cpu=max(sum(graph.on_cpu.values()) for graph in graphs),
-                left=left_device(graphs, plain),
-            )
+        plain = watched(None)
+        if not on_device(plain):
+            return {}
+        configs = {way: PCDConfig(**setting) for way, setting in WAYS.items()}
+        able = {way: config for way, config in configs.items() if engine.pcd_refusal(llm, config) is None}
+        return {way: left_device(watched(config), plain) for way, config in able.items()}
     finally:
         llm.pcd = False

@@ -49,6 +49,7 @@ _MOVED = {
     "lab": f"{_LEFT}.NAME, with salience, plot, nocache or spectrum for NAME",
     "--paper": f"{_LEFT}.eval MODEL --paper TABLE",
     "--graph": "left the package; commit 7d6ac68 counts graphs and the host's time",
+    "--sequences": "left the package; one text is measured at a time",
     "--data": "left the package, and so did the tasks that it was for; --task says what asks their questions now",
     "--all": "left the package; name the methods with --method",
 }

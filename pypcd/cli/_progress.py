@@ -15,7 +15,6 @@ from pypcd.gguf import resolve_model
 __all__ = ["Follower", "duration", "following", "model_facts"]
 
 FIRST_SECONDS = 20.0  # of work, after which the speed is known
-_FIRST_QUESTIONS = 2  # the first one of a cell may have something to prepare
 
 
 class Follower(Progress):
@@ -35,7 +34,7 @@ class Follower(Progress):
         self._bar.clear()
 
     def _show(self) -> None:
-        if not self._said and self.seconds >= FIRST_SECONDS and self.n_questions_asked >= _FIRST_QUESTIONS:
+        if not self._said and self.seconds >= FIRST_SECONDS:
             self._said = True
             self._say_how_long()
         left = self.seconds_left
@@ -51,10 +50,9 @@ class Follower(Progress):
         if left is None or left < FIRST_SECONDS:  # almost done
             return
         self.clear()
-        assumed = ", if longer prompts take longer in proportion" if self.is_extrapolated else ""
         _terminal.say(
             f"about {duration(self.seconds + left)} for {self.n_asked:,} answers at the speed of the first "
-            f"{self.seconds:.0f} s{assumed}"
+            f"{self.seconds:.0f} s"
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import llama_cpp
 
-from pypcd.bench import DEFAULT_METHODS, SEQUENCES, STOCK, Measurement, bench, methods_for
+from pypcd.bench import DEFAULT_METHODS, STOCK, Measurement, bench, methods_for
 from pypcd.cli import _options, _table, _terminal
 from pypcd.cli._text import clean, counted, wrap
 from pypcd.decode import setting_of
@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_model(parser)
     add = parser.add_argument
     add("--length", metavar="N,...", help="tokens in the context (default 512,2048)")
-    add("--sequences", metavar="N,...", help="texts decoded in one batch (default 1)")
     add("--engine", metavar="NAME", help="native or stock (default: as in chat)")
     add("--method", metavar="NAME,...", help="beside greedy: pcd:SETTING, two-rows, llama_cpp")
     add("--text", metavar="FILE", type=pathlib.Path, help="what fills the context (default: random tokens)")
@@ -36,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--n-tokens", metavar="N", type=_options.at_least(2), default=16, help="decoded per round (default %(default)s)"
     )
     add("--rounds", metavar="N", type=_options.at_least(1), default=5, help="interleaved rounds (default %(default)s)")
-    add("--prompt", metavar="N", type=_options.at_least(16), help="tokens of timed prompts in all (default 512)")
+    add("--prompt", metavar="N", type=_options.at_least(16), help="tokens of the timed prompt (default 512)")
     either = ("both", "on", "off")
     add(
         "--flash-attn", metavar="WHICH", choices=either, default="both", help="on, off, or the faster of both (default)"
@@ -50,7 +49,6 @@ def run(args: argparse.Namespace) -> int:
     threads = args.threads or choose(width_of(resolve_model(args.model), options)).decode
     options["n_threads"] = options["n_threads_batch"] = threads
     lengths = _options.lengths(args.length or "512,2048")
-    sequences = _options.integers("--sequences", args.sequences or "1", SEQUENCES, "1,4,16")
     names = list(DEFAULT_METHODS) if args.method is None else _options.names(args.method)
     if args.rpc and STOCK in names:
         raise InputError(f"--method has {STOCK}, which computes on this machine alone; leave it out beside --rpc")
@@ -67,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
         args.model,
         methods,
         lengths,
-        sequences=sequences,
         text=text,
         n_tokens=args.n_tokens,
         rounds=args.rounds,
@@ -76,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         progress=_progress,
         **options,
     )
-    together: list[Measurement] = []  # of one length and number of sequences: a table
+    together: list[Measurement] = []  # of one length: a table
 
     def show() -> None:
         _progress("")
@@ -92,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         for row in measured:
-            if together and (row.n_sequences, row.n_past) != (together[0].n_sequences, together[0].n_past):
+            if together and row.n_past != together[0].n_past:
                 show()
             together.append(row)
     except KeyboardInterrupt:
@@ -114,9 +111,7 @@ def _header(args: argparse.Namespace, threads: int) -> str:
 
 
 def _text(rows: Sequence[Measurement]) -> str:
-    """The methods at one context length and number of sequences."""
-    n, n_past = rows[0].n_sequences, rows[0].n_past
-    title = f"{n_past} tokens" if n == 1 else f"{n} sequences of {n_past} tokens"
+    """The methods at one context length."""
     two_rows = [row.two_rows_ratio for row in rows if row.two_rows_ratio is not None]
     beside = ("time / two-rows",) if two_rows else ()
     head = ("method", "flash", "tok/s", "time / greedy", *beside, "twins", "prompt / greedy", "KV MiB")
@@ -134,24 +129,23 @@ def _text(rows: Sequence[Measurement]) -> str:
         for row in rows
     ]
     right = [False] + [True] * (len(head) - 1)
-    return f"{title}\n\n{_table.table(head, cells, right, 1, _table.columns())}"
+    return f"{rows[0].n_past} tokens\n\n{_table.table(head, cells, right, 1, _table.columns())}"
 
 
 def _costs(rows: Sequence[Measurement]) -> list[str]:
     """What each PCD setting costs, in a sentence."""
-    of_method: dict[tuple[int, str], list[Measurement]] = {}
+    of_method: dict[str, list[Measurement]] = {}
     for row in rows:
         if row.method.startswith("pcd"):
-            of_method.setdefault((row.n_sequences, row.method), []).append(row)
+            of_method.setdefault(row.method, []).append(row)
     sentences = []
-    for (n, method), found in of_method.items():
+    for method, found in of_method.items():
         prompt = found[0].prefill_ratio
         shares = [] if prompt is None else [("on a prompt", prompt)]
         shares += [("on a token" + f" after {row.n_past}" * (len(found) > 1), row.ratio) for row in found]
         *first, last = (f"{_share(ratio)} {what}" for what, ratio in shares)
         setting = "paper" if method == "pcd" else method.removeprefix("pcd:")
-        text = f"{setting} costs {' and '.join([*([', '.join(first)] if first else []), last])}"
-        text += f", with {n} sequences" * (n > 1) + "."
+        text = f"{setting} costs {' and '.join([*([', '.join(first)] if first else []), last])}."
         config = setting_of(method)
         if config and config.min_first_entropy:
             text += " That is an answer that it contrasts; any other costs nothing."
@@ -171,10 +165,7 @@ def _ratio(value: float | None) -> str:
 def _note_missing(methods: dict[str, PCDConfig | None], rows: Sequence[Measurement]) -> None:
     measured = {row.method for row in rows}
     for name in (name for name in methods if name not in measured):
-        if name == STOCK:
-            _terminal.note(f"{STOCK} is measured with one sequence only")
-        else:
-            _terminal.note(f"this model cannot run {name}; 'pypcd info MODEL' says why")
+        _terminal.note(f"this model cannot run {name}; 'pypcd info MODEL' says why")
 
 
 def _progress(text: str) -> None:

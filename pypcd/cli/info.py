@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 import llama_cpp
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.no_test:
             record["self_test"] = self_test(llm)
             if path and engine.is_native():
-                record["placements"] = [dataclasses.asdict(found) for found in placements(llm)]
+                record["placements"] = placements(llm)
     if args.json:
         print(json.dumps(record, ensure_ascii=False))
     else:
@@ -193,24 +193,23 @@ def report(record: dict[str, Any]) -> str:
             for c in test["checks"]
         ]
         rows += [("skipped", test["skipped"])] if "skipped" in test else []
-    rows += _places(record.get("placements", []))
+    rows += _places(record.get("placements", {}))
     return "".join(f"{name:<15}{text}".rstrip() + "\n" for name, text in rows)
 
 
-def _places(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def _places(found: Mapping[str, Mapping[str, int]]) -> list[tuple[str, str]]:
     """What the CPU runs of a model that is on another device; nothing where there is none."""
-    if not found:
-        return []
     lines = [
         ("", ""),
-        ("on the CPU", "operations of a graph, though the model is on a device; splits: parts on one device each"),
+        (
+            "on the CPU",
+            "operations of a graph of PCD's, beside those of plain decoding, though the model is on a device",
+        ),
     ]
-    for way in found:
-        left = ", ".join(f"{n} {what}" for what, n in sorted(way["left"].items()))
-        more = "" if way["way"] == "off" else f"; left the device: {left}" if left else "; nothing left the device"
-        text = f"{way['way']}: {way['n_on_cpu']} of {way['n_nodes']}, {way['n_splits']} splits{more}"
-        lines.append(("", text))
-    return lines
+    for way, operations in found.items():
+        left = ", ".join(f"{n} {what}" for what, n in sorted(operations.items()))
+        lines.append(("", f"{way}: {left or 'nothing'}"))
+    return lines if found else []
 
 
 def _engine_text(lib: dict[str, Any]) -> str:

@@ -25,7 +25,6 @@ from pypcd.evaluation.tune import (
     Cell,
     Tried,
     Tuned,
-    so_far,
     tune,
 )
 from pypcd.settings.config import Profile
@@ -82,12 +81,8 @@ def run(args: argparse.Namespace) -> int:
         settings = FEW_SETTINGS if args.quick else SETTINGS
         how: dict[str, Any] = {"everyday": everyday, "settings": settings, "long_everyday": not args.quick}
         how["model_facts"] = known = _progress.model_facts(plan, options, jobs, Directory(out / "long"))
-        try:
-            with _progress.following("answering") as progress:
-                tuned = tune(plan, out, options=options, jobs=jobs, progress=progress, **how)
-        except KeyboardInterrupt:
-            _print_so_far(so_far(out, settings))
-            raise
+        with _progress.following("answering") as progress:
+            tuned = tune(plan, out, options=options, jobs=jobs, progress=progress, **how)
     evidence = {**vars(plan), "n_everyday": everyday, **known, **_evidence(tuned)}
     setting = tuned.config.as_dict() if tuned.config else None
     Profile(str(profile), setting, evidence).write()
@@ -136,15 +131,6 @@ def _tried(tried: Mapping[str, Tried], *, with_everyday: bool) -> str:
     names = ["setting", "long questions", *["everyday questions"] * with_everyday]
     rows = [[name, *map(_interval, (found.gain, found.everyday))][: len(names)] for name, found in tried.items()]
     return _table.table(names, rows, (False,) * len(names), 1, _table.columns())
-
-
-def _print_so_far(tried: Mapping[str, Tried]) -> None:
-    """The settings that have answered something; each is compared on its own questions."""
-    if tried:
-        print("\nSo far, difference to greedy in points; nothing is judged yet:\n")
-        print(_tried(tried, with_everyday=any(found.everyday for found in tried.values())))
-        counts = (f"{name} {found.gain.n}" for name, found in tried.items())
-        _terminal.say(f"so far: long questions answered by {', '.join(counts)}")
 
 
 def _how_little(tuned: Tuned, everyday: int) -> str:

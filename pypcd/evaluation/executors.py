@@ -65,13 +65,7 @@ Make = Callable[[], Answerer]
 
 
 class Executor(abc.ABC):
-    """Where questions are answered.
-
-    Attributes:
-        is_elsewhere: whether its workers may have other files, versions and devices than this process.
-    """
-
-    is_elsewhere = False
+    """Where questions are answered."""
 
     @abc.abstractmethod
     def n_workers(self) -> int:
@@ -80,10 +74,6 @@ class Executor(abc.ABC):
     @abc.abstractmethod
     def n_threads(self) -> int | None:
         """The threads that each worker's share of the cores allows; None: whatever is fastest."""
-
-    @abc.abstractmethod
-    def everywhere(self, call: Callable[[], T]) -> dict[str, T]:
-        """What a function returns in each process that answers, or in one of them if all are alike; by its name."""
 
     @abc.abstractmethod
     def ask(self, make: Make, todo: Todo, refused: dict[str, str]) -> Work:
@@ -103,9 +93,6 @@ class InProcess(Executor):
 
     def n_threads(self) -> int | None:
         return None
-
-    def everywhere(self, call: Callable[[], T]) -> dict[str, T]:
-        return {"": call()}
 
     def ask(self, make: Make, todo: Todo, refused: dict[str, str]) -> Work:
         if not todo:
@@ -151,7 +138,8 @@ class ProcessPool(InProcess):
 class Cluster(Executor, contextlib.AbstractContextManager["Cluster"]):
     """A Dask cluster. It is connected to when it is first used; a block (with), or close(), ends that.
 
-    A question whose workers die is given to others by Dask, a few times, and then counts as failed.
+    Its workers may have other files, versions and devices than this process. A question whose workers die is given to others by Dask, a
+    few times, and then counts as failed.
 
     Args:
         address: a scheduler's, such as tcp://10.0.0.5:8786; or the file that `dask scheduler --scheduler-file` writes (.json).
@@ -160,8 +148,6 @@ class Cluster(Executor, contextlib.AbstractContextManager["Cluster"]):
         ValueError: it is for processes of this machine.
         PCDError: dask.distributed is not installed.
     """
-
-    is_elsewhere = True
 
     def __init__(self, address: str) -> None:
         if address.startswith("local"):
@@ -188,6 +174,7 @@ class Cluster(Executor, contextlib.AbstractContextManager["Cluster"]):
         return max(1, min(n // beside[hosts[worker]] for worker, n in cores.items()))
 
     def everywhere(self, call: Callable[[], T]) -> dict[str, T]:
+        """What a function returns in each worker, by its name."""
         with self._connected():
             asked = {
                 worker: self._client.submit(pickle.loads, _called(call), workers=[worker], pure=False)

@@ -111,8 +111,8 @@ class Directory:
         record = json.loads(json.dumps({**dataclasses.asdict(plan), **facts}))
         del record["half"]  # a run may have both
         file = self.path / "run.json"
-        if file.exists():
-            before = self._read_run(file)
+        if self.exists():
+            before = self.facts()
             if self._has_answers():  # a plan without any answer may be replaced
                 self._compare(before, record)
                 for name in _FREE:
@@ -139,7 +139,13 @@ class Directory:
         file = self.path / "run.json"
         if not self.exists():
             raise InputError(f"{self.path} has no run.json, so it is not a run of pypcd eval; give another directory")
-        return self._read_run(file)
+        try:
+            record = files.parsed(file.read_text(encoding="utf-8"))
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or any(name not in record for name in _FREE):
+            raise InputError(f"{file} was not written by pypcd eval; give another directory")
+        return record
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -181,16 +187,6 @@ class Directory:
         line = json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n"
         with self.samples.open("ab") as file:
             file.write(line.encode("utf-8", "replace"))
-
-    @staticmethod
-    def _read_run(file: pathlib.Path) -> dict[str, Any]:
-        try:
-            record = files.parsed(file.read_text(encoding="utf-8"))
-        except ValueError:
-            record = None
-        if not isinstance(record, dict) or any(name not in record for name in _FREE):
-            raise InputError(f"{file} was not written by pypcd eval; give another directory")
-        return record
 
     def records(self) -> dict[Key, dict[str, Any]]:
         """The answers so far; the run may still be going on.

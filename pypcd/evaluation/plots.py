@@ -1,7 +1,7 @@
 """How pictures look, and those of `eval` and `explain`. Needs matplotlib.
 
-They are for print and for the colour-blind: colours of Okabe and Ito, and a line style or marker for each curve. The same data
-gives the same file, byte for byte.
+They are for print and for the colour-blind: colours of Okabe and Ito, and a marker or hatch for each. The same data gives the same
+file, byte for byte.
 """
 
 from __future__ import annotations
@@ -36,26 +36,7 @@ __all__ = [
 
 FORMATS = ("png", "svg", "pdf")
 
-BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = (
-    "#000000",
-    "#E69F00",
-    "#56B4E9",
-    "#009E73",
-    "#0072B2",
-    "#D55E00",
-    "#CC79A7",
-)
-
-# colour, line style and marker of the n-th curve
-STYLES = (
-    (BLACK, "-", "o"),
-    (BLUE, "--", "s"),
-    (VERMILLION, "-.", "^"),
-    (GREEN, ":", "D"),
-    (PURPLE, (0, (5, 1, 1, 1, 1, 1)), "v"),
-    (ORANGE, (0, (1, 3)), "P"),
-)
-HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\")
+BLACK, BLUE, VERMILLION = "#000000", "#0072B2", "#D55E00"
 
 _RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib
@@ -297,25 +278,18 @@ def _mark(axes: Any, mark: Mark, n: int, lanes: Sequence[tuple[float, str, Seque
 
 
 def _write(axes: Any, reading: Reading) -> None:
-    """The end of the text, and the text around each answer: the first above the lanes and the second below, with the answer at its
-    place if there is room.
+    """The end of the text, and the text around each answer: the first above the lanes and the second below.
 
     The axes have their final size.
     """
-    n, width = reading.n_tokens, axes.get_window_extent().width
-    label = axes.xaxis.label
-    _fit(label, width, lambda most: f"The next token, after “{drawable(reading.text, most, from_end=True)}”:")
-    for mark, (edge, end, y, side) in zip(reading.marks, ((1.31, 1.7, 1.7, "bottom"), (-0.31, -0.62, -0.72, "top"))):
+    width = axes.get_window_extent().width
+    _fit(
+        axes.xaxis.label, width, lambda most: f"The next token, after “{drawable(reading.text, most, from_end=True)}”:"
+    )
+    for mark, (y, side) in zip(reading.marks, ((1.7, "bottom"), (-0.72, "top"))):
         colour = _COLOUR_OF[mark.writer]
         shown = axes.text(0, y, "", va=side, color=colour, fontsize=8.5, parse_math=False, in_layout=False)
         _fit(shown, width, functools.partial(_around, mark))
-        if mark.spans:
-            place = (mark.spans[-1].start + mark.spans[-1].stop) / 2
-            axes.plot([place, place], [edge, end], color=colour, linewidth=0.8)
-            own, whole = shown.get_window_extent().width, shown.get_text()
-            before = (max(whole.rfind(mark.text), 0) + len(mark.text) / 2) / len(whole)
-            left = place / n * width - own * min(before, 1)
-            shown.set_x(min(max(left, 0), max(width - own, 0)) / width * n)
 
 
 def _around(mark: Mark, most: int) -> str:

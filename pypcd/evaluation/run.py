@@ -6,16 +6,16 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import llama_cpp
 
 import pypcd
-from pypcd.decode import Answer, Method, Session, parse
+from pypcd.decode import Method, Session, parse
 from pypcd.decode.vocabulary import Vocabulary
 from pypcd.errors import MENDABLE, InputError, ModelError, PCDError
-from pypcd.evaluation.executors import Jobs, Record, Work, executor_of, failed_record
+from pypcd.evaluation.executors import Cluster, Jobs, Record, Work, executor_of, failed_record
 from pypcd.evaluation.gold import Gold
 from pypcd.evaluation.plan import Directory, Key, Plan, file_sha256
 from pypcd.evaluation.progress import Progress
@@ -74,6 +74,7 @@ def facts(
         directory: that of the run. If it has the hash of a file of the model's size and time of change, nothing is hashed.
 
     Raises:
+        FileNotFoundError: there is no such model, or a worker of a cluster does not have it.
         PCDError: a worker of a cluster has another file or version than this process, or other devices than another worker.
     """
     place = executor_of(jobs)
@@ -87,16 +88,13 @@ def facts(
         return file_sha256(path, progress)
 
     here = _facts(plan, options or {}, sha256)
-    if not place.is_elsewhere:
+    if not isinstance(place, Cluster):
         return here
     found = place.everywhere(functools.partial(_facts_there, _anywhere(plan), options or {}))
-    first = next(iter(found))
+    run = {**here, **{name: next(iter(found.values()))[name] for name in _OF_WORKERS}}
     for worker, there in found.items():
-        why = _difference(there, here, _FILES_AND_VERSIONS)
-        why = why or _difference(there, found[first], (*_DEVICES, "options"), f"on worker {first}")
-        if why is not None:
-            raise PCDError(f"worker {worker}: {why}")
-    return {**found[first], "model_mtime_ns": here["model_mtime_ns"]}
+        _check_same(there, run, f"worker {worker}: ")
+    return run
 
 
 def _facts(plan: Plan, options: Mapping[str, Any], sha256: Callable[[str], str]) -> dict[str, Any]:
@@ -123,15 +121,12 @@ def _facts(plan: Plan, options: Mapping[str, Any], sha256: Callable[[str], str])
 
 # -- on another machine --------------------------------------------------------------------------------------------------
 
-# facts, and what to do where another machine has others
-_FILES_AND_VERSIONS = {
-    "pypcd": "install the same version there",
-    "llama_cpp_python": "install the same version there",
-    "model_bytes": "copy the model there, to the same path",
-    "model_sha256": "copy the model there, to the same path",
+_OF_WORKERS = ("devices", "options")  # this process may have others
+_SAME = {  # on every machine; and what to do if it is not
+    **dict.fromkeys(("pypcd", "llama_cpp_python"), "install the same version there"),
+    **dict.fromkeys(("model_bytes", "model_sha256"), "copy the model there, to the same path"),
+    **dict.fromkeys(_OF_WORKERS, "start the workers of a run on machines of one kind, since devices round differently"),
 }
-_DEVICES = {"devices": "start the workers of a run on machines of one kind, since devices round differently"}
-_THERE = {**_FILES_AND_VERSIONS, **_DEVICES, "options": "start the workers of a run on machines of one kind"}
 
 
 def _anywhere(plan: Plan) -> Plan:
@@ -142,15 +137,8 @@ def _anywhere(plan: Plan) -> Plan:
 
 
 def _facts_there(plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of a machine that answers.
-
-    Raises:
-        PCDError: it has no such file; and as facts().
-    """
-    try:
-        return _facts(plan, options, lambda path: _sha256(path, os.path.getsize(path), os.stat(path).st_mtime_ns))
-    except FileNotFoundError as error:
-        raise PCDError(f"{str(error).partition(';')[0]}; copy it there, to the same path") from None
+    """The facts of a machine that answers."""
+    return _facts(plan, options, lambda path: _sha256(path, os.path.getsize(path), os.stat(path).st_mtime_ns))
 
 
 @functools.lru_cache(maxsize=8)
@@ -159,24 +147,20 @@ def _sha256(path: str, n_bytes: int, changed: int) -> str:
     return file_sha256(path)
 
 
-def _difference(
-    there: Mapping[str, Any], here: Mapping[str, Any], names: Iterable[str], where: str = "here"
-) -> str | None:
-    """The first fact of another machine that differs, with what to do; None if none does."""
-    for name in names:
-        mine, other = here[name], there[name]
-        if isinstance(mine, dict) and name != "options":  # of the tasks that both have
-            mine, other = ({task: facts[task] for task in mine if task in other} for facts in (mine, other))
-        if mine != other:
-            return f"{name} is {other!r} there, but {mine!r} {where}; {_THERE[name]}"
-    return None
+def _check_same(there: Mapping[str, Any], run: Mapping[str, Any], where: str = "") -> None:
+    """Check the facts of a machine against those of the run.
+
+    Raises:
+        PCDError: one differs.
+    """
+    for name, remedy in _SAME.items():
+        if there[name] != run[name]:
+            raise PCDError(f"{where}{name} is {there[name]!r} there, but {run[name]!r} in the run; {remedy}")
 
 
-def _made_there(worker: MakeWorker, plan: Plan, options: Mapping[str, Any], known: Mapping[str, Any]) -> Worker:
+def _made_there(worker: MakeWorker, plan: Plan, options: Mapping[str, Any], run: Mapping[str, Any]) -> Worker:
     """A worker on another machine, once that is known to have the same files and versions as the run."""
-    why = _difference(_facts_there(plan, options), known, (*_FILES_AND_VERSIONS, *_DEVICES), "in this run")
-    if why is not None:
-        raise PCDError(why)
+    _check_same(_facts_there(plan, options), run)
     return worker(plan, options)
 
 
@@ -275,7 +259,7 @@ def evaluate(
 
         refused: dict[str, str] = {}
         make = functools.partial(worker or Worker, _anywhere(plan), options)
-        if place.is_elsewhere:
+        if isinstance(place, Cluster):
             make = functools.partial(_made_there, worker or Worker, _anywhere(plan), options, known)
         for key, record in place.ask(make, todo, refused):
             if record is not None:
@@ -413,10 +397,7 @@ class Worker:
             return {**failed_record(key, str(error)), **begun}
 
     def _answered(self, key: Key, sample: Sample, method: Method) -> Record:
-        return self._scored(key, sample, method)[1]
-
-    def _scored(self, key: Key, sample: Sample, method: Method) -> tuple[Answer, Record]:
-        """An answer, and what the run keeps of it."""
+        """What the run keeps of an answer."""
         task, plan = self._tasks[key[0]], self.plan
         gold = Gold(self.vocabulary, sample.gold, *(("", "") if plan.chat else (sample.end, task.stop)))
         answer = method.generate(
@@ -428,7 +409,7 @@ class Worker:
             look=gold.look,
             grammar=sample.grammar,
         )
-        return answer, {
+        return {
             "prediction": answer.text,
             "score": task.score(answer.text, sample),
             "gold_rank": gold.rank,

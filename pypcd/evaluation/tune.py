@@ -25,7 +25,7 @@ from pypcd.evaluation.tasks.everyday import LEAST, SHORT, kind_of
 from pypcd.settings.config import PCDConfig
 from pypcd.settings.ranges import Integer
 
-__all__ = ["ALL", "FEW_SETTINGS", "MOST_SPOILT", "N_EVERYDAY", "SETTINGS", "Cell", "Tried", "Tuned", "so_far", "tune"]
+__all__ = ["ALL", "FEW_SETTINGS", "MOST_SPOILT", "N_EVERYDAY", "SETTINGS", "Cell", "Tried", "Tuned", "tune"]
 
 SETTINGS = (
     "unsure",
@@ -121,14 +121,10 @@ class Tuned:
         return self.tried[self.best] if self.best else max(self.tried.values(), key=lambda tried: tried.gain.difference)
 
     @property
-    def disagreement(self) -> float:
-        """The share of the first half's long questions on which that setting and greedy scored differently."""
-        return _disagreement(self.chosen_by.gain)
-
-    @property
     def n_needed(self) -> int:
-        """About how many judged questions show a gain of 10 points with 80% probability, at this disagreement."""
-        return needed(self.disagreement)
+        """About how many judged questions show a gain of 10 points with 80% probability, if that setting and greedy score differently
+        on as many of them as on the first half."""
+        return needed(_disagreement(self.chosen_by.gain))
 
     @property
     def n_everyday_needed(self) -> int | None:
@@ -261,23 +257,6 @@ def tune(
     )
 
 
-def so_far(directory: str | pathlib.Path, settings: Sequence[str]) -> dict[str, Tried]:
-    """The settings of a run that was stopped, each compared with greedy on all the questions that both have answered."""
-    long, usual = (Directory(pathlib.Path(directory, name)).records() for name in ("long", "everyday"))
-
-    def compared(records: Mapping[Key, Mapping[str, Any]], method: str) -> Paired | None:
-        asked = [key[:3] for key, record in records.items() if key[3] == method and not record.get("error")]
-        scores = [
-            (records[(*key, method)]["score"], records[(*key, BASELINE)]["score"])
-            for key in asked
-            if (*key, BASELINE) in records
-        ]
-        return paired(*zip(*scores)) if scores else None
-
-    found = {setting: (compared(long, f"pcd:{setting}"), compared(usual, f"pcd:{setting}")) for setting in settings}
-    return {setting: Tried(gain, lost) for setting, (gain, lost) in found.items() if gain}
-
-
 def _check(plan: Plan, everyday: int) -> None:
     Integer(0)("everyday", everyday)
     usual = sorted(filter(kind_of, plan.tasks))
@@ -371,4 +350,5 @@ class _Questions:
 
 
 def _disagreement(result: Paired) -> float:
+    """The share of the questions on which the two scored differently."""
     return (result.wins + result.losses) / result.n

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from pypcd.bench import (
     methods_for,
     timing,
 )
-from pypcd.bench.measurement import _texts
 from pypcd.cli import main
 from pypcd.cli.bench import _costs
 
@@ -33,9 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("bench") / "m.gguf", "llama")
 
 
-def measure(
-    model: Path, methods: dict[str, PCDConfig | None], *lengths: int, sequences: Sequence[int] = (1,), **more: Any
-) -> list[Measurement]:
+def measure(model: Path, methods: dict[str, PCDConfig | None], *lengths: int, **more: Any) -> list[Measurement]:
     options = {
         "n_tokens": 2,
         "rounds": more.pop("rounds", 2),
@@ -43,7 +40,7 @@ def measure(
         "n_threads": 1,
         "n_threads_batch": 1,
     }
-    return list(bench(str(model), methods, lengths or (16,), sequences=sequences, **options, **more))
+    return list(bench(str(model), methods, lengths or (16,), **options, **more))
 
 
 def test_every_method_is_measured_at_every_length_plain_first(model: Path) -> None:
@@ -55,56 +52,28 @@ def test_every_method_is_measured_at_every_length_plain_first(model: Path) -> No
     for row in rows:
         assert row.tokens_per_second > 0 and row.ratio > 0 and row.two_rows_ratio is not None
         assert (row.ratio == 1) == (row.method == "greedy") and (row.two_rows_ratio == 1) == (row.method == "two-rows")
-        assert row.n_sequences == 1
         assert row.twins == (0 if row.method in ("greedy", "llama_cpp", "two-rows") else 1)
         assert (row.prefill_ratio is not None) == (row.method == "greedy" or row.method.startswith("pcd"))
         greedy = next(one for one in rows if one.n_past == row.n_past)
         assert row.tokens_per_second * row.ratio == pytest.approx(greedy.tokens_per_second)  # they agree
 
 
-def test_several_sequences_are_measured_after_one_each_number_with_a_context_of_its_own(model: Path) -> None:
-    methods = methods_for(["llama_cpp", "two-rows", "pcd", "pcd:cache=separate"])
-    rows = measure(model, methods, 64, 100, sequences=[3, 1, 3])
-    alone = ["greedy", "llama_cpp", "two-rows", "pcd", "pcd:cache=separate"]
-    assert [(row.n_sequences, row.n_past, row.method) for row in rows] == [
-        (n, n_past, name) for n in (1, 3) for n_past in (64, 100) for name in alone if n == 1 or name != "llama_cpp"
-    ]
-    for row in rows:
-        assert row.twins == (1 if row.method.startswith("pcd") else 0)
-        assert (row.prefill_ratio is not None) == (row.method in ("greedy", "pcd", "pcd:cache=separate"))
-        assert row.tokens_per_second > 0
-    greedy = [row.kv_bytes for row in rows if row.method == "greedy"]
-    assert greedy[0] == greedy[1] and 2 * greedy[0] == greedy[2] == greedy[3]  # 256 cells, and 512
-    assert all(row.two_rows_ratio is None for row in measure(model, methods_for(["pcd"]), sequences=[2]))
-
-
-def test_more_sequences_than_a_batch_has_twins_for_and_more_than_there_are(model: Path) -> None:
-    rows = measure(model, methods_for(["pcd:cache=shared"]), sequences=[70])
-    assert [(row.n_sequences, row.twins) for row in rows] == [(70, 0), (70, 1)]
-    for n in (0, 193, 1.5, True):
-        with pytest.raises(ValueError, match="sequences is .*; allowed: an integer from 1 to 192"):
-            measure(model, {"greedy": None}, sequences=[n])  # type: ignore[list-item]
-
-
 def test_a_model_with_a_recurrent_state_goes_back_to_where_it_was_filled(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "mamba.gguf", "mamba")
-    rows = measure(path, {"greedy": None}, 16, 40, sequences=[1, 2])
-    assert [(row.n_sequences, row.n_past) for row in rows] == [(1, 16), (1, 40), (2, 16), (2, 40)]
+    assert [row.n_past for row in measure(path, {"greedy": None}, 16, 40)] == [16, 40]
 
 
 # -- what is timed ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def several(model: Path) -> timing.Texts:
-    llm = pypcd.Llama(model, n_ctx=512, n_seq_max=3, n_threads=1, n_threads_batch=1)
-    return timing.Texts(llm, 3)
+@pytest.fixture(params=["llama", "mamba"])
+def llm(request: pytest.FixtureRequest, tmp_path: Path) -> pypcd.Llama:
+    """Of the second the state is recurrent: it cannot go back."""
+    path = write_tiny_gguf(tmp_path / "m.gguf", request.param)
+    return pypcd.Llama(path, n_ctx=512, n_threads=1, n_threads_batch=1)
 
 
-TEXTS = [[5, 6, 7, 8, 9], [5, 6, 7, 20, 21], [5, 6, 7, 30, 31]]
-
-
-def continued_alone(llm: pypcd.Llama, text: list[int], n: int) -> list[int]:
+def continued(llm: pypcd.Llama, text: list[int], n: int) -> list[int]:
     tokens: list[int] = []
     llm.reset()
     for _ in range(n):
@@ -113,67 +82,49 @@ def continued_alone(llm: pypcd.Llama, text: list[int], n: int) -> list[int]:
     return tokens
 
 
-def test_texts_are_continued_as_each_of_them_alone(several: timing.Texts, model: Path) -> None:
-    """Evaluated in full, with copies of their common beginning, and after more of them."""
-    llm = pypcd.Llama(model, n_ctx=512, n_threads=1, n_threads_batch=1)
-    wanted = [continued_alone(llm, text, 6) for text in TEXTS]
-    several.read(TEXTS)
-    assert several.continuations(6) == wanted
-    assert several.continuations(6) == wanted  # the cache is left unchanged
-    several.fill(TEXTS)
-    assert several.continuations(6) == wanted
-    several.time([[1, 2, 3], [4, 5, 6], [7, 8, 9]], 2)
-    assert several.continuations(6) == wanted
-    for begin in ([5, 6, 7, 50, 51, 52], [5, 6, 7, 50, 51, 52, 11, 12, 13, 14]):  # others, then more
-        longer = [begin + text[3:] for text in TEXTS]
-        several.fill(longer)
-        assert several.continuations(6) == [continued_alone(llm, text, 6) for text in longer]
+def test_a_text_is_continued_as_by_eval_whatever_was_there_before(llm: pypcd.Llama) -> None:
+    first, longer, other = [5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 50, 51], [5, 6, 20, 21]
+    wanted = [continued(llm, tokens, 6) for tokens in (first, longer, other, first)]
+    text = timing.Text(llm)
+    for tokens, of_text in zip((first, longer, other, first), wanted):
+        text.fill(tokens)
+        assert text.continuation(6) == of_text
+        text.time([1, 2, 3, 4], 2)
+        text.time([1, 2, 3])
+        assert text.continuation(6) == of_text  # the cache is left unchanged
+    text.read(longer)
+    text.fill(first)
+    assert text.continuation(6) == wanted[0]
 
 
-def test_a_step_has_one_token_of_each_sequence_and_two_rows_has_two(
-    several: timing.Texts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    several.fill(TEXTS)
+def test_two_rows_are_a_step_of_two_tokens(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = timing.Text(pypcd.Llama(model, n_ctx=512, n_threads=1, n_threads_batch=1))
+    text.fill([5, 6, 7])
     batches: list[Any] = []
-    monkeypatch.setattr(several, "_decode", lambda entries: batches.append(list(entries)) or len(batches))
-    tokens = [[10 * s + i for i in range(9)] for s in range(3)]
-    assert several.time(tokens) == (7 + 8 + 9) / 3  # the first six tokens are not timed
-    assert batches == [[(10 * s + i, 5 + i, s, True) for s in range(3)] for i in range(9)]
+
+    def decode(given: Any) -> None:
+        batch = given.batch
+        batches.append([(batch.token[i], batch.pos[i], batch.logits[i]) for i in range(batch.n_tokens)])
+
+    monkeypatch.setattr(text, "_decode", decode)
+    clock = iter(range(1000))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock) ** 2)  # steps take 1, 5, 9... seconds
+    tokens = [10, 11, 12, 13, 14, 15, 16, 17, 18]
+    assert text.time(tokens) == (25 + 29 + 33) / 3  # the first six tokens are not timed
+    assert batches == [[(token, 3 + i, 1)] for i, token in enumerate(tokens)]
     batches.clear()
-    assert several.time(tokens, 2) == 4  # the steps of the first six tokens are not timed
-    assert batches == [[(10 * s + i, 5 + i, s, True) for s in range(3) for i in (k, k + 1)] for k in (0, 2, 4, 6)]
+    clock = iter(range(1000))
+    assert text.time(tokens, 2) == 13  # the steps of the first six tokens are not timed
+    assert batches == [[(tokens[i], 3 + i, 1), (tokens[i + 1], 4 + i, 1)] for i in (0, 2, 4, 6)]
 
 
-def test_of_a_prompt_the_last_tokens_logits_are_wanted(several: timing.Texts, monkeypatch: pytest.MonkeyPatch) -> None:
-    batches: list[Any] = []
-    decode = several._decode
-    monkeypatch.setattr(several, "_decode", lambda entries: batches.append(list(entries)) or decode(entries))
-    several.read(TEXTS)
-    assert batches == [[(t, p, s, p == 4) for s, text in enumerate(TEXTS) for p, t in enumerate(text)]]
-    batches.clear()
-    several._llm.n_batch = 4
-    several.read(TEXTS)
-    assert [len(batch) for batch in batches] == [4, 4, 4, 3] and several.n_past == 5
-
-
-@pytest.mark.parametrize(("n", "n_past"), [(1, 16), (3, 16), (3, 100), (192, 20)])
-def test_texts_begin_alike_and_end_differently(n: int, n_past: int) -> None:
-    texts = _texts(list(range(300)), n, n_past)
-    assert len(texts) == n and {len(text) for text in texts} == {n_past}
-    assert timing._common(texts) == (n_past - 1 if n == 1 else n_past - 16)
-    assert len(set(map(tuple, texts))) == n and texts[0] == list(range(n_past))
-
-
-def test_the_prompts_of_all_sequences_together_have_the_tokens_asked_for(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[list[int]] = []
-    monkeypatch.setattr(timing.Texts, "read", lambda self, texts: read.append(list(map(len, texts))) or 1.0)
-    for n, of_each in ((1, 60), (4, 15), (3, 20), (7, 8)):
+def test_prompts_have_the_tokens_asked_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    monkeypatch.setattr(measurement._Context, "read", lambda self, config, tokens: read.append(len(tokens)) or 1.0)
+    for n_prefill, of_each in ((60, 60), (100, 64)):  # the shortest length at most
         read.clear()
-        options = {"n_tokens": 2, "rounds": 1, "flash_attn": (False,), "n_threads": 1, "n_threads_batch": 1}
-        list(bench(str(model), {"greedy": None}, [64], sequences=[n], n_prefill=60, **options))
-        assert read == [[of_each] * n] * 3
+        measure(model, {"greedy": None}, 64, 80, n_prefill=n_prefill)
+        assert read == [of_each] * 3
 
 
 # -- memory, texts, errors -------------------------------------------------------------------------------------------
@@ -235,16 +186,15 @@ def test_methods_are_settings_and_the_benchmarks_own() -> None:
 def test_what_is_under_way_is_told(model: Path) -> None:
     said: list[str] = []
     measure(model, methods_for(DEFAULT_METHODS), 100, 300, progress=said.append)
-    fills = [text for text in said if text.startswith("filling")]
-    # the last token is a part of its own, since it is the sequence's own; timed prompts are in the cache before the second filling
-    parts = [*2 * [(0, 100), (99, 100), (100, 100)], (0, 200), (128, 200), (199, 200), (200, 200)]
-    assert fills == [f"filling cache 1 of 1, {done} of {total} tokens" for done, total in parts]
+    assert [text for text in said if text.startswith("filling")] == [
+        f"filling cache 1 of 1, {n} tokens" for n in (100, 300)
+    ]
     assert any("round 2 of 2, pcd:unsure" in text for text in said)
 
 
 def test_a_stopped_bench_shows_what_it_has(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def row(method: str, n_past: int) -> Measurement:
-        return Measurement(method, "native", 1, n_past, False, 10.0, 1.25, None, 1.0, 1.0, 0)
+        return Measurement(method, "native", n_past, False, 10.0, 1.25, None, 1.0, 1.0, 0)
 
     def stopped(*_: object, **how: object) -> Iterator[Measurement]:
         yield from (row("greedy", 512), row("pcd:window", 512), row("greedy", 2048))
@@ -262,18 +212,17 @@ def test_a_stopped_bench_shows_what_it_has(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_each_settings_cost_is_said_in_a_sentence() -> None:
-    def row(method: str, n_past: int, ratio: float, prompt: float | None, n: int = 1) -> Measurement:
-        return Measurement(method, "native", n, n_past, False, 10.0, ratio, None, 1.0, prompt, 0)
+    def row(method: str, n_past: int, ratio: float, prompt: float | None) -> Measurement:
+        return Measurement(method, "native", n_past, False, 10.0, ratio, None, 1.0, prompt, 0)
 
     rows = [row("greedy", 512, 1.0, 1.0), row("pcd:unsure", 512, 1.104, 1.031), row("pcd", 512, 2.2, 0.97)]
     unsure = (
         "unsure costs 3% on a prompt and 10% on a token. That is an answer that it contrasts; any other costs nothing."
     )
     assert _costs(rows) == [unsure, "paper costs less than 2% on a prompt and 120% on a token."]
-    several = [row("pcd:window", 512, 1.5, 1.0, 4), row("pcd:window", 2048, 1.01, 1.0, 4)]
+    several = [row("pcd:window", 512, 1.5, 1.0), row("pcd:window", 2048, 1.01, 1.0)]
     assert _costs(several) == [
-        "window costs less than 2% on a prompt, 50% on a token after 512 and less than 2% on a token after 2048, with 4",
-        "sequences.",
+        "window costs less than 2% on a prompt, 50% on a token after 512 and less than 2% on a token after 2048."
     ]
 
 
@@ -287,20 +236,16 @@ def test_the_command_prints_json_and_a_table(model: Path, capsys: pytest.Capture
     assert "shared" in capsys.readouterr().out
 
 
-def test_the_table_of_several_sequences_is_readable_in_80_columns(
+def test_the_table_is_readable_in_80_columns(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     methods = "llama_cpp,two-rows,pcd:unsure,pcd:cache=separate,pcd:evaluation=alternate:relative_top=0.1"
-    assert main(["bench", str(model), "--length", "16", "--sequences", "1,2", "--method", methods, *QUICK]) == 0
+    assert main(["bench", str(model), "--length", "16", "--method", methods, *QUICK]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    at = [lines.index("16 tokens"), lines.index("2 sequences of 16 tokens")]
-    assert [sum(line.startswith("llama_cpp ") for line in part) for part in (lines[: at[1]], lines[at[1] :])] == [1, 0]
-    (greedy,) = (line.split() for line in lines[at[1] :] if line.startswith("greedy"))
+    assert max(map(len, lines)) <= 80 and "16 tokens" in lines
+    (greedy,) = (line.split() for line in lines if line.startswith("greedy"))
     assert greedy[3] == "1.00x"
-    assert main(["bench", str(model), "--length", "16", "--sequences", "2", "--method", "llama_cpp", *QUICK]) == 0
-    assert "llama_cpp is measured with one sequence only" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -308,8 +253,6 @@ def test_the_table_of_several_sequences_is_readable_in_80_columns(
     [
         ["--length", "x"],
         ["--length", "3"],
-        ["--sequences", "1,,4"],
-        ["--sequences", "200"],
         ["--rounds", "0"],
         ["--n-tokens", "1"],
         ["--threads", "-1"],
@@ -342,17 +285,18 @@ def test_it_runs_in_the_engine_that_is_named(name: str, model: Path, capsys: pyt
     assert [(row["method"], row["engine"]) for row in rows] == [("greedy", name), ("pcd:window", name)]
 
 
-def test_graphs_are_no_longer_counted(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("option", ["--graph", "--sequences=4"])
+def test_options_of_former_releases_say_where_they_went(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["bench", "demo", "--graph"])
-    assert "--graph left the package" in capsys.readouterr().err
+        main(["bench", "demo", option])
+    assert f"{option.partition('=')[0]} left the package" in capsys.readouterr().err
 
 
 def test_a_ratio_is_the_median_of_rounds_beside_greedys(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand: steps take 2, 9 and 4 times as long as greedy's in their rounds, prompts 3 times."""
-    steps, prompts = iter([1.0, 2.0, 2.0, 18.0, 1.0, 4.0]), iter([1.0, 3.0] * 3)
-    monkeypatch.setattr(measurement._Model, "time", lambda *_: (next(steps), 1.0))
-    monkeypatch.setattr(measurement._Model, "read", lambda *_: next(prompts))
+    """By hand: steps take 2, 9 and 3 times as long as greedy's in their rounds, prompts 3 times."""
+    steps, prompts = iter([1.0, 2.0, 2.0, 18.0, 4.0, 12.0]), iter([1.0, 3.0] * 3)
+    monkeypatch.setattr(measurement._Context, "time", lambda *_: (next(steps), 1.0, 0))
+    monkeypatch.setattr(measurement._Context, "read", lambda *_: next(prompts))
     greedy, window = measure(model, methods_for(["pcd:window"]), rounds=3)
-    assert (greedy.ratio, window.ratio, window.prefill_ratio) == (1, 4, 3)
-    assert (greedy.tokens_per_second, window.tokens_per_second) == (1, 0.25)
+    assert (greedy.ratio, window.ratio, window.prefill_ratio) == (1, 3, 3)
+    assert (greedy.tokens_per_second, window.tokens_per_second) == (1 / 2, 1 / 6)

@@ -84,7 +84,7 @@ def test_what_left_is_how_many_more_of_each_operation_a_graph_has_than_plain_dec
 
 
 def test_on_the_cpu_alone_nothing_is_said(tiny: Tiny, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(placements(load(tiny("llama"), False))) == []
+    assert placements(load(tiny("llama"), False)) == {}
     assert main(["info", str(tiny("llama"))]) == 0
     assert "on the CPU" not in capsys.readouterr().out
 
@@ -119,18 +119,15 @@ def test_info_names_what_left_the_device(tiny: Tiny, device: None, capsys: pytes
     assert main(["info", model]) == 0
     out = capsys.readouterr().out
     lines = [line.strip() for line in out[out.index("on the CPU") :].splitlines()]
-    assert lines[1].startswith("off: 1 of ") and lines[1].endswith(", 2 splits")
-    ways = [
-        f"{mode}, {how}: " for mode in ("rerotated", "shared", "separate", "window") for how in ("fused", "alternate")
+    assert lines[1:9] == [
+        f"{mode}, {how}: {'3 SOFT_MAX of node' if mode == 'window' else 'nothing'}"
+        for mode in ("rerotated", "shared", "separate", "window")
+        for how in ("fused", "alternate")
     ]
-    assert [any(line.startswith(way) for line in lines) for way in ways] == [True] * 8
-    for line in lines[2:]:
-        left = "; left the device: 3 SOFT_MAX of node" if line.startswith("window") else "; nothing left the device"
-        assert line.endswith(left) and (", 8 splits;" in line) == line.startswith("window")
     assert main(["info", model, "--no-test"]) == 0
     assert "on the CPU" not in capsys.readouterr().out
 
 
 def test_what_a_model_cannot_run_is_left_out(tiny: Tiny, load: Load, device: None) -> None:
-    found = [place.way for place in placements(load(tiny("bloom"), False))]
-    assert found == ["off", "window, fused", "window, alternate"]
+    found = placements(load(tiny("bloom"), False))
+    assert list(found) == ["window, fused", "window, alternate"]

@@ -6,21 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
-import multiprocessing
 import os
-import queue
-import random
 import shutil
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import llama_cpp
 import numpy as np
@@ -51,9 +44,7 @@ from pypcd.evaluation import (
     ModelTokenizer,
     Plan,
     Progress,
-    csv_text,
     evaluate,
-    executors,
     facts,
     markdown,
     run,
@@ -109,27 +100,6 @@ def test_a_run_cut_anywhere_ends_the_same(share: float, finished: tuple[Director
     copy = cut_copy(directory, tmp_path / "run", share)
     assert without_time(evaluate(DEMO, copy, options=ONE).records) == without_time(records)
     assert len(lines(copy)) == len(records)
-
-
-def test_killed_at_random_points_a_run_ends_with_the_same_bytes(
-    finished: tuple[Directory, Records], tmp_path: Path
-) -> None:
-    _, records = finished
-    out, rng, env = tmp_path / "run", random.Random(1), python_path()
-    for _ in range(4):
-        with subprocess.Popen(command(out), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            wait_until(60, lambda: (out / "samples.jsonl").exists() or process.poll() is not None)
-            time.sleep(rng.uniform(0.0, 0.4))  # the first answers are there; any moment after
-            process.kill()
-    done = subprocess.run(command(out), env=env, capture_output=True, text=True, timeout=300, check=True)
-    assert (out / "summary.md").read_text() == done.stdout
-    assert done.stdout + (out / "summary.csv").read_text() == tables(DEMO, records)
-    assert len(lines(Directory(out))) == len(records)
-
-
-def test_processes_beside_each_other_answer_the_same(finished: tuple[Directory, Records], tmp_path: Path) -> None:
-    beside = evaluate(DEMO, Directory(tmp_path / "run"), jobs=2, options=ONE)
-    assert without_time(beside.records) == without_time(finished[1])
 
 
 def test_an_error_in_a_process_comes_back(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pypcd
 from pypcd.evaluation import Directory, Outcome, Paired, Plan, Progress, paired
 from pypcd.evaluation import tune as tuning
 from pypcd.evaluation.plan import BASELINE
-from pypcd.evaluation.tune import ALL, FEW_SETTINGS, INSTEAD, SETTINGS, Tried, Tuned, so_far, tune
+from pypcd.evaluation.tune import ALL, FEW_SETTINGS, INSTEAD, SETTINGS, Tried, Tuned, tune
 
 
 def pairs(wins: int, losses: int, n: int) -> Paired:
@@ -362,29 +362,3 @@ def test_every_tasks_length_is_tried_at_once(tiny: Tiny, tmp_path: Path) -> None
     with pytest.raises(ValueError, match="vt at length 600: n_tokens is 600; allowed: at least"):
         tune(plan, tmp_path, options={**ONE, "n_ctx": 1024}, everyday=0)
     assert len(Directory(tmp_path / "long").records()) <= 1
-
-
-def test_what_is_done_of_a_run_that_was_stopped(tmp_path: Path) -> None:
-    plan, settings = Plan("demo", ("kv-short",), ("greedy",), (450,), n=12), ["cautious", "window"]
-    assert so_far(tmp_path, settings) == {}
-    tuned = tune(plan, tmp_path, options=ONE, everyday=0, settings=settings)
-    whole = so_far(tmp_path, settings)
-    assert {name for name in settings if whole[name].gain.n == 12} == {tuned.best}  # which has answered both halves
-    other = next(name for name in settings if name != tuned.best)
-    assert whole[other] == tuned.tried[other]
-    answers = tmp_path / "long" / "samples.jsonl"
-    by = {method: [] for method in ("greedy", f"pcd:{other}", f"pcd:{tuned.best}", INSTEAD)}
-    for line in answers.read_text().splitlines(keepends=True):
-        by[json.loads(line)["method"]].append(line)
-    answers.write_text("".join([*by["greedy"], *by[f"pcd:{other}"][:4]]))
-    stopped = so_far(tmp_path, settings)
-    assert list(stopped) == [other] and stopped[other].gain.n == 4 and stopped[other].everyday is None
-
-
-def test_where_nothing_helps_tuning_says_so(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A random model is always wrong, whatever its setting."""
-    monkeypatch.setattr(tuning, "SHORT", 560)
-    plan = Plan(str(tiny("llama")), ("kv-short",), ("greedy",), (600,), n=2, max_tokens=2)
-    how = {"options": {**ONE, "n_ctx": 1024}, "everyday": 2, "settings": FEW_SETTINGS}
-    tuned = tune(plan, tmp_path / "run", **how)
-    assert tuned.best is None and not tuned.gains and tuned.config is None and not tuned.refused
