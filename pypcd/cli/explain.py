@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pcd", metavar="SETTING", default="on", help="unsure (default), or beta=1.5:window=64 ...")
     add("--max-tokens", metavar="N", type=_options.at_least(1), default=12, help="tokens at most (default %(default)s)")
     add("--top", metavar="N", type=_options.at_least(1), default=4, help="candidates of each row (default %(default)s)")
-    add("--n-ctx", metavar="N", type=_options.at_least(0), default=0, help="context (default: the model's)")
+    _options.add_n_ctx(parser)
     _options.add_machine(parser)
     add("--html", metavar="FILE", type=pathlib.Path, help="also write an HTML page")
     add("--picture", metavar="FILE", type=pathlib.Path, help="draw a token that plain decoding would not write")
@@ -77,8 +77,7 @@ def run(args: argparse.Namespace) -> int:
         if asked is None and not args.chat
         else prompt_tokens(llm, prompt, chat=args.chat)
     )
-    if len(tokens) >= llm.n_ctx():
-        raise PCDError(f"the prompt has {len(tokens)} tokens, the context {llm.n_ctx()}; give a larger --n-ctx")
+    _options.check_room(llm, len(tokens))
 
     vocabulary = Vocabulary(llm)
     session = Session(llm)
