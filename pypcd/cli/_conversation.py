@@ -185,11 +185,11 @@ class Conversation:
         """
         record = _load_json(pathlib.Path(path).expanduser())
         sampling = _options.GenerationSettings()
-        messages, system, pcd = (record[name] for name in ("messages", "system", "pcd"))
-        if not _is_turns(messages) or not isinstance(system, str):
+        system, pcd = record["system"], record["pcd"]
+        if not _is_turns(record["messages"]) or not isinstance(system, str):
             raise InputError(f"{path} is damaged: its messages are not turns of user and assistant")
         try:
-            messages = [_of_saved(message) for message in messages]
+            messages = [_of_saved(message) for message in record["messages"]]
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise InputError(f"{path} is damaged: its documents are not names and texts") from error
         for name, value in record["settings"].items():
@@ -282,7 +282,7 @@ def _text_of(message: Message, passages: Sequence[str] = ()) -> str:
 
 
 def _as_saved(message: Message) -> dict[str, Any]:
-    documents = [{"name": document.name, "text": document.text} for document in message.get("documents", ())]
+    documents = [{"name": document.name, "text": document.text} for document in documents_in([message])]
     return {**message, **({"documents": documents} if documents else {})}
 
 
@@ -321,11 +321,11 @@ def _load_json(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(record, dict) or record.get("pypcd_session") != 1:
         raise InputError(f"{path} is not a conversation saved by pypcd chat")
     empty: dict[str, Any] = {"system": "", "messages": [], "settings": {}, "pcd": None}
-    record = {name: value for name, value in record.items() if value is not None}
+    record = {**empty, **{name: value for name, value in record.items() if value is not None}}
     for name in ("settings", "pcd"):
-        if not isinstance(record.get(name) or {}, dict):
+        if not isinstance(record[name] or {}, dict):
             raise InputError(f"{path} is damaged: its {name} is not a mapping")
-    return {**empty, **record}
+    return record
 
 
 def _is_turns(messages: Any) -> bool:
