@@ -185,13 +185,11 @@ class Bar:
         if self._bar is not None:
             self._bar.stop()
 
-    close = clear
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.clear()
 
 
 def progress(total: float | None, what: str, *, unit: str = " tokens", enabled: bool = True) -> Bar:
