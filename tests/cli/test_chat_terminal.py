@@ -376,12 +376,6 @@ def test_words_stay_whole_and_wide_characters_fill_the_line() -> None:
 
 def test_a_word_is_written_once_its_end_has_come() -> None:
     flow = Flow(10)
-    assert [flow.feed(piece) for piece in ("hel", "lo", " wo", "rld", "!\n", "x")] == [
-        "",
-        "",
-        "hello",
-        "",
-        "\nworld!\n",
-        "",
-    ]
+    pieces = ("hel", "lo", " wo", "rld", "!\n", "x")
+    assert [flow.feed(piece) for piece in pieces] == ["", "", "hello", "", "\nworld!\n", ""]
     assert flow.end() == "x"

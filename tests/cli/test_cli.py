@@ -412,21 +412,15 @@ def test_save_and_load(session, llm, tmp_path, monkeypatch):
     assert other.messages == []
 
 
-def test_system_message_and_template_errors(session, llm):
+def test_system_message_and_template_errors(session, llm, monkeypatch):
     ask(session, "one")
     n = session.figures[-1].prompt_tokens
     session.system = "be kind"
     ask(session, "two")
     assert session.figures[-1].prompt_tokens > n + 12
-    llm.metadata["tokenizer.chat_template"], before = (
-        "{{ raise_exception('no') }}",
-        llm.metadata["tokenizer.chat_template"],
-    )
-    try:
-        with pytest.raises(pypcd.PCDError, match="template rejects"):
-            list(Conversation(llm).send("x"))
-    finally:
-        llm.metadata["tokenizer.chat_template"] = before
+    monkeypatch.setitem(llm.metadata, "tokenizer.chat_template", "{{ raise_exception('no') }}")
+    with pytest.raises(pypcd.PCDError, match="template rejects"):
+        list(Conversation(llm).send("x"))
 
 
 # -- settings --------------------------------------------------------------------------------------------------------
