@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import unicodedata
@@ -587,6 +588,16 @@ def test_no_colour_but_on_a_terminal(monkeypatch):
     assert _terminal.faint("x", io.StringIO()) == "x"
     monkeypatch.setenv("NO_COLOR", "1")
     assert _terminal.faint("x", Screen()) == "x"
+
+
+def test_ctrl_c_is_a_flag_and_a_second_one_raises():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), _terminal.interruptible() as stopped:
+        assert not stopped()
+        signal.raise_signal(signal.SIGINT)
+        assert stopped()
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 # -- the commands, through pipes -------------------------------------------------------------------------------------
