@@ -66,17 +66,15 @@ class _Columns:
         for part in re.split(r"(\s+)", clean(piece)):  # the spaces between words stay as they are
             is_marked = isinstance(piece, Changed) and not part.isspace()
             self._texts[side].append(part, style="underline" if is_marked else None)
-        if not self.begun:
-            self.begun = 1
-            self._live.start()
+        self.begun = 1
+        self._live.start()
         if time.monotonic() - self._drawn > _PAUSE:
             self._live.refresh()
             self._drawn = time.monotonic()
 
     def end(self) -> None:
-        self._is_whole, self._live.vertical_overflow = True, "visible"
-        self._live.update(self, refresh=True)
-        self._live.stop()
+        self._is_whole = True
+        self._live.stop()  # which draws it once more
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from rich import box
@@ -90,8 +88,6 @@ class _Columns:
         table.add_row(*self._texts)
         lines = console.render_lines(table, options.update(height=None), pad=False)
         head, room = 2, max(console.height - 3, 1)
-        if not self._is_whole:
-            lines = [*lines[:head], *lines[head:][-room:]]
-        for line in lines:
+        for line in lines if self._is_whole else [*lines[:head], *lines[head:][-room:]]:
             yield from line
             yield Segment.line()

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pypcd
 from pypcd import PCDConfig, PCDError, UnsupportedError, engine, files
 from pypcd.cli import _options
-from pypcd.cli._generation import ContextFull, Figures, Generation
-from pypcd.cli._reading import Kept, Reading, read, takes
+from pypcd.cli._generation import ContextFull, Figures, Generation, Reading, evaluating, go_back, read
+from pypcd.cli._reading import Kept, takes
 from pypcd.cli._text import counted
 from pypcd.decode import Replay
 from pypcd.decode.prompt_cache import PromptCache
@@ -185,11 +185,11 @@ class Conversation:
         """
         record = _load_json(pathlib.Path(path).expanduser())
         sampling = _options.GenerationSettings()
-        messages, system, pcd = (record[name] for name in ("messages", "system", "pcd"))
-        if not _is_turns(messages) or not isinstance(system, str):
+        system, pcd = record["system"], record["pcd"]
+        if not _is_turns(record["messages"]) or not isinstance(system, str):
             raise InputError(f"{path} is damaged: its messages are not turns of user and assistant")
         try:
-            messages = [_of_saved(message) for message in messages]
+            messages = [_of_saved(message) for message in record["messages"]]
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise InputError(f"{path} is damaged: its documents are not names and texts") from error
         for name, value in record["settings"].items():
@@ -237,13 +237,14 @@ class Conversation:
                     reading = self._find_passages(prompt, messages, stopped, kept)
             if self.passages:
                 prompt, stop = self._prompt(messages, self.passages)
-            answer = Generation(self.llm, prompt, sampling or self.sampling, stop=stop, stopped=stopped, kept=kept)
+            return Generation(
+                self.llm, prompt, sampling or self.sampling, stop=stop, stopped=stopped, kept=kept, before=reading
+            )
         except ContextFull as error:
             room = "/undo or /clear makes room and /regen then sends it again; or start" if self.messages else "start"
             names = ", ".join(document.name for document in self.attached)
             without = f"; /file none takes back {names}" if names else ""
             raise ContextFull(f"the context is full: {error}; {room} with a larger --n-ctx{without}") from None
-        return answer.after(reading) if reading else answer
 
     def _find_passages(
         self, prompt: list[int], messages: list[Message], stopped: Callable[[], bool], kept: Kept | None
@@ -281,7 +282,7 @@ def _text_of(message: Message, passages: Sequence[str] = ()) -> str:
 
 
 def _as_saved(message: Message) -> dict[str, Any]:
-    documents = [{"name": document.name, "text": document.text} for document in message.get("documents", ())]
+    documents = [{"name": document.name, "text": document.text} for document in documents_in([message])]
     return {**message, **({"documents": documents} if documents else {})}
 
 
@@ -300,30 +301,16 @@ def _attended(
         PCDError: llama_decode failed.
     """
     n = max(len(prompt) - n_last, 0)
-    engine.set_abort(llm, stopped)
-    try:
-        _go_back(llm, n)  # before reading: what cannot go back is read again
+    found = None
+    with evaluating(llm, stopped):
+        go_back(llm, n)  # before reading: what cannot go back is read again
         reading = read(llm, prompt[:n], n, stopped, kept)
         started = time.perf_counter()
         with engine.pcd(llm).suspended():
             weights = attention_weights(llm, prompt[:n], prompt[n:])
-        return weights, Reading(reading.n_cached, reading.seconds + time.perf_counter() - started)
-    except RuntimeError as error:
-        if stopped():
-            return None
-        if isinstance(error, PCDError):
-            raise
-        raise PCDError(f"the model could not be evaluated: {error}") from error
-    finally:
-        engine.set_abort(llm, None)
-        _go_back(llm, n)
-
-
-def _go_back(llm: pypcd.Llama, n: int) -> None:
-    """Forget what is behind the first n tokens."""
-    llm.n_tokens = min(llm.n_tokens, n)
-    if not engine.rewind(llm, llm.n_tokens):  # a recurrent state cannot
-        llm.reset()
+        found = weights, Reading(reading.n_cached, reading.seconds + time.perf_counter() - started)
+    go_back(llm, n)
+    return found
 
 
 def _load_json(path: pathlib.Path) -> dict[str, Any]:
@@ -334,11 +321,11 @@ def _load_json(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(record, dict) or record.get("pypcd_session") != 1:
         raise InputError(f"{path} is not a conversation saved by pypcd chat")
     empty: dict[str, Any] = {"system": "", "messages": [], "settings": {}, "pcd": None}
-    record = {name: value for name, value in record.items() if value is not None}
+    record = {**empty, **{name: value for name, value in record.items() if value is not None}}
     for name in ("settings", "pcd"):
-        if not isinstance(record.get(name) or {}, dict):
+        if not isinstance(record[name] or {}, dict):
             raise InputError(f"{path} is damaged: its {name} is not a mapping")
-    return {**empty, **record}
+    return record
 
 
 def _is_turns(messages: Any) -> bool:

@@ -21,37 +21,21 @@ from pypcd import files
 from pypcd.cli import _terminal
 from pypcd.cli._text import sentence
 
-__all__ = ["Editor"]
+__all__ = ["editor"]
 
 _LONGEST_KEPT = 10_000  # characters; a longer message, such as a pasted page, is forgotten when the program ends
 
 
-class Editor:
-    """Reads lines.
-
-    Args:
-        commands: what a line that begins with "/" can be completed to.
-    """
-
-    def __init__(self, commands: Sequence[str]) -> None:
-        self._session: PromptSession[str] = PromptSession(
-            history=_history(),
-            output=create_output(_terminal.raw(sys.stdout)),
-            completer=_Completer(commands),
-            complete_while_typing=False,
-            complete_style=CompleteStyle.READLINE_LIKE,
-            reserve_space_for_menu=0,
-        )
-
-    def read(self, prompt: str) -> str:
-        """The next line; several if they were pasted together.
-
-        Raises:
-            EOFError: Ctrl-D was pressed.
-            KeyboardInterrupt: Ctrl-C was pressed.
-        """
-        text = self._session.prompt(prompt).strip("\n")
-        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # keys need not be UTF-8
+def editor(commands: Sequence[str]) -> PromptSession[str]:
+    """What reads lines. `commands`: what a line that begins with "/" can be completed to."""
+    return PromptSession(
+        history=_history(),
+        output=create_output(_terminal.raw(sys.stdout)),
+        completer=_Completer(commands),
+        complete_while_typing=False,
+        complete_style=CompleteStyle.READLINE_LIKE,
+        reserve_space_for_menu=0,
+    )
 
 
 class _Completer(Completer):

@@ -1,27 +1,35 @@
-"""The loop that makes an answer: pieces of text as they come, figures, stop strings, Ctrl-C."""
+"""Reading a prompt, of which stays what the context or the disk has; and the loop that makes an answer: pieces of text as they come,
+figures, stop strings, Ctrl-C."""
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import dataclasses
 import itertools
+import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import llama_cpp
 
 import pypcd
 from pypcd import PCDError, engine
-from pypcd.cli import _options
-from pypcd.cli._reading import Kept, Reading, read
+from pypcd.cli import _options, _terminal
 from pypcd.cli._text import Changed
 from pypcd.errors import InputError
 from pypcd.settings.config import typed
+
+if TYPE_CHECKING:
+    from pypcd.cli._reading import Kept
 
 
 class ContextFull(PCDError):
     """A prompt does not fit in the context."""
 
 
+FIRST = 64  # tokens of a long prompt that are read before the others: then the bar tells how long it will take
 SHOWN = 3  # changed tokens in the line under an answer
 REPEATS = "it repeats itself; {} or {} is against that"  # such as options
 
@@ -101,6 +109,97 @@ class Figures:
         }
 
 
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A part of a prompt that was read.
+
+    Attributes:
+        n_cached: of its tokens, those that were in the context or on disk.
+        seconds: that it took.
+    """
+
+    n_cached: int
+    seconds: float
+
+
+def n_held(llm: pypcd.Llama, prompt: Sequence[int]) -> int:
+    """How many tokens of a prompt the context holds."""
+    return llm.longest_token_prefix(llm.input_ids[: llm.n_tokens].tolist(), prompt)
+
+
+def go_back(llm: pypcd.Llama, n: int) -> None:
+    """Forget what is behind the first n tokens."""
+    llm.n_tokens = min(llm.n_tokens, n)
+    if not engine.rewind(llm, llm.n_tokens):  # a recurrent state cannot
+        llm.reset()
+
+
+@contextlib.contextmanager
+def evaluating(llm: pypcd.Llama, stopped: Callable[[], bool]) -> Iterator[None]:
+    """A block that Ctrl-C ends within a batch (on the CPU; llama.cpp's GPU backends finish theirs). A batch that was not finished is
+    forgotten.
+
+    Raises:
+        PCDError: llama_decode failed.
+    """
+    engine.set_abort(llm, stopped)
+    try:
+        yield
+    except RuntimeError as error:
+        go_back(llm, llm.n_tokens)
+        if stopped():
+            return
+        if isinstance(error, PCDError):
+            raise
+        raise PCDError(f"the model could not be evaluated: {error}") from error
+    finally:
+        engine.set_abort(llm, None)
+
+
+def read(
+    llm: pypcd.Llama, prompt: Sequence[int], n: int, stopped: Callable[[], bool], kept: Kept | None = None
+) -> Reading:
+    """Evaluate the first n tokens of a prompt or some more (at most a batch in all but the last), unless the context has them.
+
+    Args:
+        kept: what is read back from disk, or is written there once it was evaluated. It is evaluated by itself, so that an answer does
+            not depend on where it came from.
+
+    Raises:
+        RuntimeError: it was stopped, or llama_decode failed.
+    """
+    started = time.perf_counter()
+    n_kept = min(kept.n, len(prompt)) if kept else 0
+    restored = kept.cache.restore(llm, prompt[:n_kept]) if kept and n_held(llm, prompt) < n_kept else 0
+    cached = restored or n_held(llm, prompt)  # a file that could not be loaded has emptied the context
+    if cached < max(n, n_kept):
+        if not restored:
+            go_back(llm, cached)
+            cached = llm.n_tokens
+        with _terminal.progress(len(prompt) - cached, "reading the prompt") as bar:
+
+            def go_on(n: int, end: int) -> None:
+                while llm.n_tokens < n:
+                    at = llm.n_tokens
+                    size = FIRST if at == cached and n - at > llm.n_batch else llm.n_batch
+                    with engine.pcd(llm).suspended():  # these logits are not read
+                        llama_cpp.Llama.eval(llm, prompt[at : min(at + size, end)])
+                    if stopped():
+                        raise RuntimeError("stopped")
+                    bar.update(llm.n_tokens - at)
+
+            if kept and cached < n_kept:
+                go_on(n_kept, n_kept)
+                about = {
+                    "model": pathlib.Path(llm.model_path).name,
+                    "documents": list(kept.names),
+                    "tokens_per_second": round((n_kept - cached) / (time.perf_counter() - started), 3),
+                }
+                kept.cache.keep(llm, prompt[:n_kept], about)
+            go_on(n, len(prompt))
+    return Reading(cached, time.perf_counter() - started)
+
+
 class Generation:
     """One answer: iterate over its text, piece by piece; a piece of a token that PCD changed is a Changed. `text` and `figures`
     hold what has come so far.
@@ -121,6 +220,7 @@ class Generation:
         stop: Sequence[str] = (),
         stopped: Callable[[], bool] = lambda: False,
         kept: Kept | None = None,
+        before: Reading | None = None,
     ) -> None:
         n_ctx = llm.n_ctx()
         if not prompt:
@@ -132,58 +232,48 @@ class Generation:
         self.seed = sampling.draw_seed()
         self.text = ""
         self.figures = Figures(n_ctx, llm.pcd, len(self.prompt))
-        self._kept = kept
+        self._kept, self._before = kept, before
         # characters that may begin a stop string, and whether PCD changed them
         self._pending: list[tuple[str, bool]] = []
-        self._read: Reading | None = None  # what was evaluated of the prompt before
-
-    def after(self, reading: Reading) -> Generation:
-        """The same, with what another part of this answer has evaluated in its figures."""
-        self._read = reading
-        return self
 
     def __iter__(self) -> Iterator[str]:
         figures, s = self.figures, self.sampling
-        before = self._read.seconds if self._read else 0.0
         room = figures.n_ctx - figures.prompt_tokens
         limit = min(s.max_tokens or room, room)
         decode = _Decoder()
-        start = first = time.perf_counter()
         self.llm.set_seed(self.seed)
         try:
-            self._watch(True)
-            self._prefill()
-            tokens = self.llm.generate(
-                self.prompt,
-                temp=s.temperature,
-                top_k=s.top_k,
-                top_p=s.top_p,
-                min_p=s.min_p,
-                repeat_penalty=s.repeat_penalty,
-            )
-            for token in tokens:
-                now = time.perf_counter()
-                figures.completion_tokens += 1
-                if figures.completion_tokens == 1:
-                    self._watch(False)  # a token is soon done, and the callback would slow it down
-                    figures.prompt_seconds, first = now - start + before, now
-                figures.seconds = now - first
-                if engine.is_end(self.llm, token):
-                    figures.finish_reason = "stop"
-                    break
-                yield from self._take(decode(engine.token_bytes(self.llm, token), self._is_changed()))
-                if figures.finish_reason == "stop" or self.stopped():
-                    break
-                if figures.completion_tokens >= limit:
-                    figures.finish_reason = "length" if s.max_tokens and s.max_tokens <= room else "context"
-                    break
-        except RuntimeError as error:  # llama_decode's status
-            if not engine.rewind(self.llm, self.llm.n_tokens):  # a recurrent state, half-way
-                self.llm.reset()
-            if not self.stopped():
-                raise PCDError(f"the model could not be evaluated: {error}") from error
+            with evaluating(self.llm, self.stopped):
+                start = first = time.perf_counter()
+                # generate() evaluates the last batch
+                n = figures.prompt_tokens
+                reading = read(self.llm, self.prompt, n - self.llm.n_batch, self.stopped, self._kept)
+                figures.cached_tokens = min((self._before or reading).n_cached, n - 1)
+                tokens = self.llm.generate(
+                    self.prompt,
+                    temp=s.temperature,
+                    top_k=s.top_k,
+                    top_p=s.top_p,
+                    min_p=s.min_p,
+                    repeat_penalty=s.repeat_penalty,
+                )
+                for token in tokens:
+                    now = time.perf_counter()
+                    figures.completion_tokens += 1
+                    if figures.completion_tokens == 1:
+                        engine.set_abort(self.llm, None)  # a token is soon done, and the callback would slow it down
+                        figures.prompt_seconds, first = now - start + (self._before.seconds if self._before else 0), now
+                    figures.seconds = now - first
+                    if engine.is_end(self.llm, token):
+                        figures.finish_reason = "stop"
+                        break
+                    yield from self._take(decode(engine.token_bytes(self.llm, token), self._is_changed()))
+                    if figures.finish_reason == "stop" or self.stopped():
+                        break
+                    if figures.completion_tokens >= limit:
+                        figures.finish_reason = "length" if s.max_tokens and s.max_tokens <= room else "context"
+                        break
         finally:
-            self._watch(False)
             self._tell_changes()
         rest, self._pending = [*self._pending, *decode.end()], []
         yield from self._shown(rest)
@@ -202,15 +292,6 @@ class Generation:
                 tuple(engine.token_bytes(llm, token).decode("utf-8", "replace") for token in (c.plain, c.token))  # type: ignore[misc]
                 for c in figures.answer.changes
             ]
-
-    def _watch(self, on: bool) -> None:
-        """Let Ctrl-C end a batch half-way (on the CPU; llama.cpp's GPU backends finish theirs)."""
-        engine.set_abort(self.llm, self.stopped if on else None)
-
-    def _prefill(self) -> None:
-        """Evaluate all of the prompt but its last batch, which generate() does."""
-        reading = read(self.llm, self.prompt, len(self.prompt) - self.llm.n_batch, self.stopped, self._kept)
-        self.figures.cached_tokens = min((self._read or reading).n_cached, len(self.prompt) - 1)
 
     def _take(self, characters: Sequence[tuple[str, bool]]) -> Iterator[str]:
         """What may be shown now: all but a stop string or what may become one."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pypcd.cli import _terminal
 
 if TYPE_CHECKING:
-    from pypcd.cli._editor import Editor
+    from prompt_toolkit import PromptSession
 
 __all__ = ["Lines"]
 
@@ -24,7 +24,7 @@ class Lines:
     def __init__(self, commands: Sequence[str] = ()) -> None:
         self.typed = sys.stdin.isatty()
         self._commands = commands
-        self._editor: Editor | None = None
+        self._editor: PromptSession[str] | None = None
 
     def read(self, prompt: str) -> tuple[str, bool] | None:
         '''The next message, and whether it was typed between """; None at the end. A pasted page is one message.'''
@@ -53,7 +53,8 @@ class Lines:
 
     def _edited(self, prompt: str) -> str:
         if self._editor is None:
-            from pypcd.cli._editor import Editor  # slow to import, and of no use to a pipe
+            from pypcd.cli._editor import editor  # slow to import, and of no use to a pipe
 
-            self._editor = Editor(self._commands)
-        return self._editor.read(prompt)
+            self._editor = editor(self._commands)
+        text = self._editor.prompt(prompt).strip("\n")  # several lines if they were pasted together
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # keys need not be UTF-8

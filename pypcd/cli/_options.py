@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pypcd.cli import _terminal
-from pypcd.errors import InputError, did_you_mean
+from pypcd.errors import InputError, PCDError, did_you_mean
 from pypcd.gguf import read_gguf, resolve_model
 from pypcd.settings.config import RECOMMENDED, PCDConfig, Profile, load
 from pypcd.settings.ranges import Integer, Number, literal
 from pypcd.settings.remote import parse_servers
 
 if TYPE_CHECKING:
+    from pypcd import Llama
     from pypcd.evaluation import Cluster
 
 # what chat and generate name when they say that PCD is off: of those that gain, the one that costs least elsewhere. They start with
@@ -129,38 +130,31 @@ def at_least(low: int) -> Callable[[str], int]:
     return convert
 
 
-def lengths(text: str, option: str = "--length") -> tuple[int, ...]:
-    """Numbers of tokens such as 512,2k.
-
-    Raises:
-        ValueError: one of them is not an integer of at least 16.
-    """
-    return tuple(_length(part, option) for part in text.split(","))
-
-
-def _length(text: str, option: str) -> int:
-    number = text.strip().lower()
-    factor = 1024 if number.endswith("k") else 1
-    try:
-        return Integer(16)("", Integer(0)("", literal(number.removesuffix("k"))) * factor)
-    except ValueError:
-        raise InputError(f"{option} has {text!r}; allowed: integers of at least 16, such as 512,2k") from None
-
-
 def integers(option: str, text: str, kind: Integer, example: str) -> tuple[int, ...]:
-    """Integers separated by commas.
+    """Integers separated by commas; 2k is 2048.
 
     Raises:
         ValueError: one of them is out of range; the message has the option's name.
     """
 
     def convert(part: str) -> int:
+        number = part.strip().lower()
         try:
-            return kind("", literal(part))
+            value = Integer(0)("", literal(number.removesuffix("k")))
+            return kind("", value * (1024 if number.endswith("k") else 1))
         except ValueError:
             raise InputError(f"{option} has {part!r}; allowed: {kind.allowed}, such as {example}") from None
 
-    return tuple(convert(part.strip()) for part in text.split(","))
+    return tuple(map(convert, text.split(",")))
+
+
+def lengths(text: str, option: str = "--length") -> tuple[int, ...]:
+    """Numbers of tokens such as 512,2k.
+
+    Raises:
+        ValueError: as integers().
+    """
+    return integers(option, text, Integer(16), "512,2k")
 
 
 class ListNames(argparse.Action):
@@ -179,6 +173,22 @@ class ListNames(argparse.Action):
         ):
             print("\n".join(textwrap.wrap(line, _terminal.width(), subsequent_indent="    ", break_on_hyphens=False)))
         parser.exit()
+
+
+def add_n_ctx(parser: argparse.ArgumentParser) -> None:
+    what = "context (default: the model's, or what fits)"
+    parser.add_argument("--n-ctx", metavar="N", type=at_least(0), default=0, help=what)
+
+
+def check_room(llm: Llama, n_prompt: int) -> None:
+    """
+    Raises:
+        PCDError: a prompt of so many tokens does not fit in the context.
+    """
+    if n_prompt >= llm.n_ctx():
+        raise PCDError(
+            f"{n_prompt} tokens do not fit in the context of {llm.n_ctx()}; give a larger --n-ctx or a shorter text. Nothing is cut"
+        )
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:
@@ -257,7 +267,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     for name in ("--top-k", "--min-p", "--repeat-penalty"):
         add(name, metavar="X", help=argparse.SUPPRESS)
     add("--max-tokens", metavar="N", default="1024", help="longest answer (1024); 0: until the context is full")
-    add("--n-ctx", metavar="N", type=at_least(0), default=0, help="context (default: the model's, or what fits)")
+    add_n_ctx(parser)
     add_machine(parser)
     add("--verbose", action="store_true", help="llama.cpp's own log, on stderr")
 

@@ -1,35 +1,15 @@
-"""Reading a prompt: what the context holds of it stays, what is on disk is read back, the rest is evaluated."""
+"""Documents that are kept on disk once they were read, and how long reading them takes."""
 
 from __future__ import annotations
 
 import dataclasses
-import pathlib
-import time
-from collections.abc import Callable, Sequence
-
-import llama_cpp
+from collections.abc import Sequence
 
 import pypcd
-from pypcd import engine
-from pypcd.cli import _terminal
+from pypcd.cli._generation import n_held
 from pypcd.decode.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache
 from pypcd.document import Document
 from pypcd.prompt import n_tokens_through
-
-FIRST = 64  # tokens of a long prompt that are read before the others: then the bar tells how long it will take
-
-
-@dataclasses.dataclass(frozen=True)
-class Reading:
-    """A part of a prompt that was read.
-
-    Attributes:
-        n_cached: of its tokens, those that were in the context or on disk.
-        seconds: that it took.
-    """
-
-    n_cached: int
-    seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,62 +41,8 @@ def takes(llm: pypcd.Llama, prompt: Sequence[int], kept: Kept | None) -> str:
     if kept is None:
         return ""
     on_disk = [entry.n_tokens for entry in kept.cache.find(llm, prompt[: kept.n])]
-    n_left = kept.n - max([_n_held(llm, prompt), *on_disk])
+    n_left = kept.n - max([n_held(llm, prompt), *on_disk])
     if n_left < MIN_TOKENS:
         return "; it was read before"
     rate = kept.cache.rate(llm)
     return f"; reading takes about {n_left / rate:.0f} s" if rate else ""
-
-
-def _n_held(llm: pypcd.Llama, prompt: Sequence[int]) -> int:
-    """How many tokens of a prompt the context holds."""
-    return llm.longest_token_prefix(llm.input_ids[: llm.n_tokens].tolist(), prompt)
-
-
-def read(
-    llm: pypcd.Llama, prompt: Sequence[int], n: int, stopped: Callable[[], bool], kept: Kept | None = None
-) -> Reading:
-    """Evaluate the first n tokens of a prompt or some more (at most a batch in all but the last), unless the context has them.
-
-    Args:
-        kept: what is read back from disk, or is written there once it was evaluated. It is evaluated by itself, so that an answer does
-            not depend on where it came from.
-
-    Raises:
-        RuntimeError: it was stopped, or llama_decode failed.
-    """
-    started = time.perf_counter()
-    n_kept = min(kept.n, len(prompt)) if kept else 0
-    restored = kept.cache.restore(llm, prompt[:n_kept]) if kept is not None and _n_held(llm, prompt) < n_kept else 0
-    cached = done = restored or _n_held(llm, prompt)  # a file that could not be loaded has emptied the context
-    is_new = done < n_kept
-    if done < n or is_new:
-        if not restored and not engine.rewind(llm, done):  # a recurrent state cannot go back
-            cached = done = 0
-            llm.reset()
-        llm.n_tokens = done
-        with _terminal.progress(len(prompt) - done, "reading the prompt") as bar:
-
-            def go_on(n: int, end: int) -> None:
-                at = llm.n_tokens
-                while at < n:
-                    size = FIRST if at == done and n - at > llm.n_batch else llm.n_batch
-                    part = prompt[at : min(at + size, end)]
-                    with engine.pcd(llm).suspended():  # these logits are not read
-                        llama_cpp.Llama.eval(llm, part)
-                    if stopped():
-                        raise RuntimeError("stopped")
-                    at += len(part)
-                    bar.update(len(part))
-
-            if kept is not None and is_new:
-                go_on(n_kept, n_kept)
-                seconds, n_new = time.perf_counter() - started, n_kept - done
-                about = {
-                    "model": pathlib.Path(llm.model_path).name,
-                    "documents": list(kept.names),
-                    "tokens_per_second": round(n_new / seconds, 3),
-                }
-                kept.cache.keep(llm, prompt[:n_kept], about)
-            go_on(n, len(prompt))
-    return Reading(cached, time.perf_counter() - started)

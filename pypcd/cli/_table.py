@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pypcd.cli import _terminal, _text
@@ -48,14 +48,14 @@ def table(
     head, *cells = ([_text.clean(cell) for cell in row] for row in (head, *rows))
     label = n_keys - 1
 
-    def widths(split: Callable[[str], list[str]]) -> list[int]:
-        """Of the columns, with heads and labels in pieces."""
-        pieces = [[*split(name)] for name in head]
-        for i, found in enumerate(pieces):
-            found += [piece for row in cells for piece in (split(row[i]) if i == label else [row[i]])]
-        return [max(map(_text.cells, found), default=0) for found in pieces]
-
-    natural, narrow, gaps = widths(lambda text: [text]), widths(_pieces), 2 * (len(head) - 1)
+    columns = list(zip(head, *cells))
+    natural = [max(map(_text.cells, column)) for column in columns]
+    narrow = []  # with heads and labels in pieces
+    for i, column in enumerate(columns):
+        n = len(column) if i == label else 1
+        broken = [piece for text in column[:n] for piece in _pieces(text)]
+        narrow.append(max(_text.cells(text.rstrip()) for text in (*broken, *column[n:])))
+    gaps = 2 * (len(head) - 1)
     if min(sum(natural), sum(narrow)) + gaps <= console.width:
         is_natural = sum(natural) + gaps <= console.width
         room = console.width - gaps - sum(narrow) + narrow[label]
@@ -80,12 +80,12 @@ def table(
 
 def _pieces(text: str) -> list[str]:
     """Of a label or a head; a line may end after each of them."""
-    return [piece.rstrip() for piece in re.findall(r"[^\s:,+=]*[\s:,+=]*", text)]
+    return re.findall(r"[^\s:,+=]*[\s:,+=]*", text)
 
 
 def _broken(text: str, width: int) -> str:
     lines = [""]
-    for piece in re.findall(r"[^\s:,+=]*[\s:,+=]*", text):
+    for piece in _pieces(text):
         if lines[-1] and _text.cells(lines[-1] + piece.rstrip()) > width:
             lines.append("")
         lines[-1] += piece

@@ -185,13 +185,11 @@ class Bar:
         if self._bar is not None:
             self._bar.stop()
 
-    close = clear
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.clear()
 
 
 def progress(total: float | None, what: str, *, unit: str = " tokens", enabled: bool = True) -> Bar:
@@ -210,48 +208,26 @@ def resumable() -> Iterator[None]:
         raise
 
 
-class Interrupt:
-    """Whether Ctrl-C was pressed: a flag, since an exception could hit anywhere between two steps of a decode."""
-
-    def __init__(self) -> None:
-        self.pressed = False
-
-    def __call__(self) -> bool:
-        return self.pressed
-
-
 @contextlib.contextmanager
-def interruptible() -> Iterator[Interrupt]:
-    """A block in which Ctrl-C sets the flag and raises nothing."""
-    flag = Interrupt()
+def interruptible(*others: signal.Signals) -> Iterator[Callable[[], bool]]:
+    """A block in which Ctrl-C, like other signals, raises nothing; with what says whether one has come: an exception could hit anywhere
+    between two steps of a decode. Another Ctrl-C raises, since the code that should ask does not."""
+    came: list[int] = []
 
-    def handler(*_: object) -> None:
-        if flag.pressed:  # the code that should check the flag does not
-            signal.signal(signal.SIGINT, before)
+    def handler(number: int, _: object) -> None:
+        if came and number == signal.SIGINT:
+            signal.signal(number, before[signal.SIGINT])
             raise KeyboardInterrupt
-        flag.pressed = True
+        came.append(number)
 
-    with _handling(signal.SIGINT, handler) as before:
-        yield flag
-
-
-@contextlib.contextmanager
-def ending() -> Iterator[Interrupt]:
-    """A block in which Ctrl-C and SIGTERM set a flag; a second Ctrl-C raises."""
-    with interruptible() as flag:
-
-        def handler(*_: object) -> None:
-            flag.pressed = True
-
-        with _handling(signal.SIGTERM, handler):
-            yield flag
-
-
-@contextlib.contextmanager
-def _handling(number: signal.Signals, handler: Callable[..., None]) -> Iterator[Any]:
-    """A block in which a signal has another handler; it gets the one from before."""
-    before = signal.signal(number, handler)
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, *others)}
     try:
-        yield before
+        yield lambda: bool(came)
     finally:
-        signal.signal(number, before)
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+def ending() -> contextlib.AbstractContextManager[Callable[[], bool]]:
+    """A block in which Ctrl-C and SIGTERM raise nothing, as interruptible()."""
+    return interruptible(signal.SIGTERM)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import collections
 import dataclasses
 import json
 import pathlib
@@ -13,9 +12,10 @@ from collections.abc import Sequence
 from pypcd import PCDAnswer, files
 from pypcd.cli import _loading, _options, _table, _terminal
 from pypcd.cli._text import sentence, wrap
-from pypcd.decode import Answer, Method, Session, parse
+from pypcd.cli.answer import add_methods, answer, methods_of, note_failure
+from pypcd.decode import Answer, Method, Session
 from pypcd.document import Document, read_document
-from pypcd.errors import InputError, PCDError
+from pypcd.errors import InputError
 from pypcd.prompt import Prompt, has_template
 
 DEFAULT_METHODS = "greedy,replay,recite,pcd:unsure,pcd:window:relative_top=0.1"
@@ -32,11 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser._optionals.add_argument(
         "questions", metavar="FILE.jsonl", type=pathlib.Path, help="a question a line; ten are enough to see something"
     )
-    add("--method", metavar="NAME,...", default=DEFAULT_METHODS, help=f"see --list (default: {DEFAULT_METHODS})")
-    add("--max-tokens", metavar="N", type=_options.at_least(1), default=64, help="longest answer (%(default)s)")
-    add("--no-chat", action="store_true", help="plain text, also if the model has a chat template")
-    _options.add_machine(parser)
-    _options.add_list(parser)
+    add_methods(parser, DEFAULT_METHODS, max_tokens=64)
     add("--json", action="store_true", help="print one JSON object for each answer")
 
 
@@ -53,12 +49,15 @@ class Question:
 
     @property
     def prompt(self) -> Prompt:
-        if self.document is None:
-            return Prompt(after=self.text)
-        return self.document.prompt(self.text)
+        return Prompt(after=self.text) if self.document is None else self.document.prompt(self.text)
 
     def is_right(self, text: str) -> bool:
         return _plain(self.answer) in _plain(text)
+
+
+# a question, and the methods' answers to it; None: there is none
+Done = tuple[Question, dict[str, Answer | None]]
+FEWEST = 6  # questions; a sign test's p is then below 0.05
 
 
 def _plain(text: str) -> str:
@@ -96,10 +95,8 @@ def _question(made: object, folder: pathlib.Path) -> Question:
         raise InputError(f"{other[0]} is no text")
     if ("question" in made) == ("prompt" in made) or ("file" in made and "document" in made):
         raise InputError('it needs one of "question" and "prompt", and at most one of "file" and "document"')
-    document = None
-    if "file" in given:
-        document = read_document(folder / given["file"])
-    elif "document" in given:
+    document = read_document(folder / given["file"]) if "file" in given else None
+    if "document" in given:
         document = Document.of("document", given["document"])
     text = given.get("question", given.get("prompt", ""))
     if not text.strip():
@@ -109,107 +106,78 @@ def _question(made: object, folder: pathlib.Path) -> Question:
 
 def run(args: argparse.Namespace) -> int:
     questions = read_questions(args.questions)
-    methods = [parse(name) for name in _options.names(args.method)]
-    if not methods:
-        raise InputError(f"--method is empty; give at least one, such as {DEFAULT_METHODS}")
+    methods = methods_of(args, DEFAULT_METHODS)
     llm = _loading.open_for(args, methods, [question.prompt for question in questions])
     chat = has_template(llm) and not args.no_chat
-    session, tally = Session(llm), Tally(methods)
+    session, done = Session(llm), list[Done]()
     try:
         for number, question in enumerate(questions, 1):
+            what = f"{number} of {len(questions)}"
             if not args.json:
                 name = f" ({question.document.name})" if question.document else ""
-                print(f"\n{number} of {len(questions)}: {question.text.strip()}{name}", flush=True)
+                print(f"\n{what}: {question.text.strip()}{name}", flush=True)
+            done.append((question, {}))
             for method in methods:
-                with _terminal.progress(args.max_tokens, f"{number} of {len(questions)}, {method.name}") as bar:
-                    try:
-                        answer = method.generate(
-                            session,
-                            question.prompt,
-                            max_tokens=args.max_tokens,
-                            chat=chat,
-                            look=lambda *_, bar=bar: bar.update(1),  # type: ignore[misc]
-                        )
-                    except (PCDError, InputError) as error:
-                        answer = None
-                        _terminal.note(f"{method.name}: {error}")
-                tally.add(question, method, answer)
-                _show(number, question, method, answer, tally, args)
+                found = answer(session, method, question.prompt, args, chat, what)
+                if not isinstance(found, Answer):
+                    note_failure(method, found)
+                done[-1][1][method.name] = found if isinstance(found, Answer) else None
+                _show(len(done), *done[-1], method.name, methods[0].name, args)
     except KeyboardInterrupt:
         if not args.json:
             print("\nstopped; so far:")
-            tally.show(questions)
         raise
-    if not args.json:
-        tally.show(questions)
-    return 1 if tally.failed else 0
+    finally:
+        if not args.json:
+            _summarize(methods, done)
+    return 1 if any(None in answers.values() for _, answers in done) else 0
 
 
-class Tally:
-    """What has been answered. The first method is what the others are compared with."""
-
-    def __init__(self, methods: Sequence[Method]) -> None:
-        self.methods = methods
-        self.right, self.judged, self.changed, self.compared, self.answered, self.failed = (
-            collections.Counter[str]() for _ in range(6)
+def _summarize(methods: Sequence[Method], done: Sequence[Done]) -> None:
+    """A table. The first method is what the others are compared with."""
+    first, rows = methods[0].name, []
+    for name in (method.name for method in methods):
+        found = [(question, answers, one.text) for question, answers in done if (one := answers.get(name))]
+        judged = [question.is_right(text) for question, _, text in found if question.answer]
+        compared = [text.strip() != one.text.strip() for _, answers, text in found if (one := answers[first])]
+        if found:
+            rows.append([name, f"{sum(judged)} of {len(judged)}", f"{sum(compared)} of {len(compared)}"])
+    head, right = ["method", "right", "other answers"], [False, True, True]
+    judges = any(question.answer for question, _ in done)
+    if not judges:
+        head, right, rows = head[::2], right[::2], [row[::2] for row in rows]
+    print()
+    print(_table.table(head, rows, right, 2, _table.columns()))
+    if judges:
+        legend = (
+            f"An answer is right if it contains what the file says. {FEWEST} questions on which a method alone is right, and none "
+            "on which it alone is wrong, show a difference; fewer may be chance."
         )
-        self.first: str | None = None  # the first method's answer to the present question; None: it failed
-
-    def add(self, question: Question, method: Method, answer: Answer | None) -> None:
-        name = method.name
-        if method is self.methods[0]:
-            self.first = None if answer is None else answer.text.strip()
-        if answer is None:
-            self.failed[name] += 1
-            return
-        self.answered[name] += 1
-        if self.first is not None:
-            self.compared[name] += 1
-            self.changed[name] += answer.text.strip() != self.first
-        if question.answer:
-            self.judged[name] += 1
-            self.right[name] += question.is_right(answer.text)
-
-    def show(self, questions: Sequence[Question]) -> None:
-        judged = any(question.answer for question in questions)
-        head = ["method", *(["right"] if judged else []), "other answers"]
-        rows = []
-        for method in self.methods:
-            name = method.name
-            if self.answered[name]:
-                right = [f"{self.right[name]} of {self.judged[name]}"] if judged else []
-                rows.append([name, *right, f"{self.changed[name]} of {self.compared[name]}"])
-        print()
-        print(_table.table(head, rows, (False, *(True,) * (len(head) - 1)), 2, _table.columns()))
-        if judged:
-            legend = (
-                f"An answer is right if it contains what the file says. {FEWEST} questions on which a method alone is right, and none "
-                "on which it alone is wrong, show a difference; fewer may be chance."
-            )
-            print("\n" + _table.paragraph(legend))
-
-
-FEWEST = 6  # a sign test's p is then below 0.05
+        print("\n" + _table.paragraph(legend))
 
 
 def _show(
-    number: int, question: Question, method: Method, answer: Answer | None, tally: Tally, args: argparse.Namespace
+    number: int, question: Question, answers: dict[str, Answer | None], name: str, first: str, args: argparse.Namespace
 ) -> None:
+    """One method's answer. `first`: the method that it is compared with."""
+    answer = answers[name]
+    is_right = question.is_right(answer.text) if answer and question.answer else None
     if args.json:
         record = {
             "question": number,
-            "method": method.name,
-            "text": None if answer is None else answer.text,
-            "right": question.is_right(answer.text) if answer and question.answer else None,
-            "n_prompt": answer.n_prompt if answer else None,
+            "method": name,
+            "text": answer and answer.text,
+            "right": is_right,
+            "n_prompt": answer and answer.n_prompt,
             **((answer and answer.pcd) or PCDAnswer()).as_dict(),
         }
         print(json.dumps(record, ensure_ascii=False), flush=True)
     elif answer is not None:
-        is_same = method is not tally.methods[0] and answer.text.strip() == tally.first
-        verdict = ("right: " if question.is_right(answer.text) else "wrong: ") if question.answer else ""
-        text = f"as {tally.methods[0].name}" if is_same else " ".join(answer.text.split()) or "(nothing)"
-        head = f"  {method.name:<12.12}  "
+        plain = answers[first]
+        is_same = name != first and plain is not None and answer.text.strip() == plain.text.strip()
+        verdict = "" if is_right is None else "right: " if is_right else "wrong: "
+        text = f"as {first}" if is_same else " ".join(answer.text.split()) or "(nothing)"
+        head = f"  {name:<12.12}  "
         indent = "\n" + " " * len(head)
         room = max(_terminal.width() - len(head), 24)
         print(head + indent.join(wrap(verdict + text, room)), flush=True)

@@ -8,6 +8,8 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
+from rich.cells import set_cell_size
+
 from pypcd import PCDAnswer, PCDConfig, PCDError, files
 from pypcd.cli import _loading, _options, _terminal
 from pypcd.cli._text import cells, wrap
@@ -42,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pcd", metavar="SETTING", default="on", help="unsure (default), or beta=1.5:window=64 ...")
     add("--max-tokens", metavar="N", type=_options.at_least(1), default=12, help="tokens at most (default %(default)s)")
     add("--top", metavar="N", type=_options.at_least(1), default=4, help="candidates of each row (default %(default)s)")
-    add("--n-ctx", metavar="N", type=_options.at_least(0), default=0, help="context (default: the model's)")
+    _options.add_n_ctx(parser)
     _options.add_machine(parser)
     add("--html", metavar="FILE", type=pathlib.Path, help="also write an HTML page")
     add("--picture", metavar="FILE", type=pathlib.Path, help="draw a token that plain decoding would not write")
@@ -77,8 +79,7 @@ def run(args: argparse.Namespace) -> int:
         if asked is None and not args.chat
         else prompt_tokens(llm, prompt, chat=args.chat)
     )
-    if len(tokens) >= llm.n_ctx():
-        raise PCDError(f"the prompt has {len(tokens)} tokens, the context {llm.n_ctx()}; give a larger --n-ctx")
+    _options.check_room(llm, len(tokens))
 
     vocabulary = Vocabulary(llm)
     session = Session(llm)
@@ -97,12 +98,9 @@ def run(args: argparse.Namespace) -> int:
     what = f"{did}{which_changed(steps)}"
     is_cut = steps[-1].text != END
     if not args.json:
-        ends = (
-            f" | cut at {len(steps)} tokens, --max-tokens"
-            if len(steps) == args.max_tokens
-            else " | the context is full"
-        )
-        print("\n".join(["", *wrap(what + ends * is_cut, _terminal.width())]))
+        is_longest = len(steps) == args.max_tokens
+        end = f" | cut at {len(steps)} tokens, --max-tokens" if is_longest else " | the context is full"
+        print("\n".join(["", *wrap(what + end * is_cut, _terminal.width())]))
         if not any(step.beta is not None for step in steps) and args.pcd == "on":
             _terminal.say("--pcd window:relative_top=0.1 contrasts every answer")
     record = {
@@ -170,7 +168,7 @@ def _question(text: str) -> tuple[Task, int, int, int]:
 
 
 def what_pcd_did(steps: Sequence[Step], setting: PCDConfig, n_prompt: int) -> PCDAnswer:
-    chosen = [next(c.token for c in step.candidates if c.is_chosen) for step in steps]
+    chosen = chosen_of(steps)
     plain = [min(step.candidates, key=lambda c: c.rank_before).token for step in steps]
     return PCDAnswer(
         setting,
@@ -187,8 +185,12 @@ def which_changed(steps: Sequence[Step]) -> str:
     return f": token{'s' * (len(changed) > 1)} {', '.join(changed)}" if changed else ""
 
 
+def chosen_of(steps: Sequence[Step]) -> list[int]:
+    return [c.token for step in steps for c in step.candidates if c.is_chosen]
+
+
 def written(vocabulary: Vocabulary, steps: Sequence[Step]) -> bytes:
-    return b"".join(vocabulary.text(c.token) for step in steps for c in step.candidates if c.is_chosen)
+    return b"".join(map(vocabulary.text, chosen_of(steps)))
 
 
 def draw(
@@ -263,5 +265,4 @@ def _cut(text: str, columns: int) -> str:
 
 
 def _fit(text: str, columns: int) -> str:
-    text = _cut(text, columns)
-    return text + " " * (columns - cells(text))
+    return set_cell_size(_cut(text, columns), columns)

@@ -177,10 +177,7 @@ def report(record: dict[str, Any]) -> str:
             ("documents", _documents_text(m["replay"])),
         ]
         if rope and m["pcd"] == "yes":
-            rows += [
-                ("turned", f"{rope['turned']} of {rope['frequencies']} frequencies by more than 1%"),
-                *_wavelengths(rope),
-            ]
+            rows.append(("turned", f"{rope['turned']} of {rope['frequencies']} frequencies by more than 1%"))
     test = record.get("self_test")
     if test:
         rounding = f"; rounding here: up to {test['limit']:.1e}" if "limit" in test else ""
@@ -233,15 +230,3 @@ def _rope_text(rope: dict[str, Any]) -> str:
     scaled = "none" if scaling["type"] == "none" else f"{scaling['type']}, factor {scaling['factor']:g}"
     factors = ", per-frequency factors" if scaling["factor_tensor"] else ""
     return f"base {rope['base']:g}, {rope['n_rot']} dimensions, scaling {scaled}{factors}"
-
-
-def _wavelengths(rope: dict[str, Any]) -> list[tuple[str, str]]:
-    """Up to eight of the frequencies, the last one among them."""
-    n = rope["frequencies"]
-    chosen = sorted({round(i) for i in np.linspace(0, n - 1, min(n, 8))})
-    lines = [("wavelengths", "  frequency        standard    over-rotated  (tokens)")]
-    for j in chosen:
-        lines.append(
-            ("", f"{j + 1:>11}  {rope['wavelengths'][j]:>14,.1f}  {rope['wavelengths_over_rotated'][j]:>14,.1f}")
-        )
-    return lines

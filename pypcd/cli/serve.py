@@ -57,7 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if {"--help", "-h"} & set(args.server_options):
         return show_options()
-    log = _Log(args.verbose)
+    shows_log = args.verbose  # else, before the server is ready, an error is told in a sentence instead
+
+    def log(line: str) -> None:
+        if shows_log:
+            print(line, file=sys.stderr, flush=True)
+
     try:
         setting = load("off" if args.pcd is None else args.pcd)
         server = Server(
@@ -90,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"pypcd: {sentence(error)}", file=sys.stderr)
             return 2 if isinstance(error, OptionError) else 1
         if ready:
-            log.shows = True
+            shows_log = True
             refusals = server.refusals()
             for name, why in refusals.items():
                 _terminal.note(f"{name}: {why}" if len(server.models) > 1 else why)
@@ -101,17 +106,6 @@ def run(args: argparse.Namespace) -> int:
             _terminal.write(_greeting(server, args, refusals))
             server.wait(stopped)
     return 0
-
-
-class _Log:
-    """Shows the server's log. Before it is ready, an error is told in a sentence instead."""
-
-    def __init__(self, shows: bool) -> None:
-        self.shows = shows
-
-    def __call__(self, line: str) -> None:
-        if self.shows:
-            print(line, file=sys.stderr, flush=True)
 
 
 def _wait(server: Server, stopped: Callable[[], bool], *, enabled: bool) -> bool:

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import unicodedata
@@ -412,21 +413,15 @@ def test_save_and_load(session, llm, tmp_path, monkeypatch):
     assert other.messages == []
 
 
-def test_system_message_and_template_errors(session, llm):
+def test_system_message_and_template_errors(session, llm, monkeypatch):
     ask(session, "one")
     n = session.figures[-1].prompt_tokens
     session.system = "be kind"
     ask(session, "two")
     assert session.figures[-1].prompt_tokens > n + 12
-    llm.metadata["tokenizer.chat_template"], before = (
-        "{{ raise_exception('no') }}",
-        llm.metadata["tokenizer.chat_template"],
-    )
-    try:
-        with pytest.raises(pypcd.PCDError, match="template rejects"):
-            list(Conversation(llm).send("x"))
-    finally:
-        llm.metadata["tokenizer.chat_template"] = before
+    monkeypatch.setitem(llm.metadata, "tokenizer.chat_template", "{{ raise_exception('no') }}")
+    with pytest.raises(pypcd.PCDError, match="template rejects"):
+        list(Conversation(llm).send("x"))
 
 
 # -- settings --------------------------------------------------------------------------------------------------------
@@ -593,6 +588,16 @@ def test_no_colour_but_on_a_terminal(monkeypatch):
     assert _terminal.faint("x", io.StringIO()) == "x"
     monkeypatch.setenv("NO_COLOR", "1")
     assert _terminal.faint("x", Screen()) == "x"
+
+
+def test_ctrl_c_is_a_flag_and_a_second_one_raises():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), _terminal.interruptible() as stopped:
+        assert not stopped()
+        signal.raise_signal(signal.SIGINT)
+        assert stopped()
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 # -- the commands, through pipes -------------------------------------------------------------------------------------

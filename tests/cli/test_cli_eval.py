@@ -63,6 +63,8 @@ def test_answer_goes_on_after_a_method_that_cannot_run(tmp_path: Path, capsys: p
     captured = capsys.readouterr()
     assert "cad: the prompt has no context to leave out; give it one (--context" in captured.err
     assert "--- greedy ---" in captured.out
+    assert main(["answer", "demo", "-p", "hello", "--threads", "1", "--max-tokens", "2", "--method", "cad"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("pypcd: the prompt has no context")
 
 
 def test_the_included_model_says_what_it_is_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

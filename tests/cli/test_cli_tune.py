@@ -186,18 +186,12 @@ def test_tune_writes_a_profile_that_loads_and_goes_on(
     assert pypcd.PCDConfig.from_profile("demo-quick.pcd.json") is None
     assert {path.name for path in tmp_path.iterdir()} == {"tune-demo-quick", "demo-quick.pcd.json"}
 
-    before = (
-        (tmp_path / "demo-quick.pcd.json").read_bytes(),
-        (tmp_path / "tune-demo-quick/long/samples.jsonl").read_bytes(),
-    )
+    written = [tmp_path / "demo-quick.pcd.json", tmp_path / "tune-demo-quick/long/samples.jsonl"]
+    before = [path.read_bytes() for path in written]
     assert main(arguments) == 0
     shown = flat(capsys.readouterr().out)
     assert str(evidence["n_needed"]) in shown and "leave PCD off" in shown.replace("Leave", "leave")
-    after = (
-        (tmp_path / "demo-quick.pcd.json").read_bytes(),
-        (tmp_path / "tune-demo-quick/long/samples.jsonl").read_bytes(),
-    )
-    assert before == after
+    assert [path.read_bytes() for path in written] == before
     # a run with other questions needs another folder
     assert main([*arguments, "--n", "12"]) == 2
     assert "n is 6 there and 12 here" in flat(capsys.readouterr().err)
