@@ -36,12 +36,8 @@ class RPCServer:
 
     def __init__(self, *options: str) -> None:
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  closed in end()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "pypcd", "rpc-server", "--port=0", "--threads=1", *options],
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-        )
+        command = [sys.executable, "-m", "pypcd", "rpc-server", "--port=0", "--threads=1", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         found = re.match(r"listening on (\S+) ", line)
@@ -69,13 +65,11 @@ class RPCServer:
 def running(n: int = 2, *options: str) -> Iterator[list[RPCServer]]:
     """A block with n servers."""
     started: list[RPCServer] = []
-    try:
+    with contextlib.ExitStack() as ends:
         for _ in range(n):
             started.append(RPCServer(*options))
+            ends.callback(started[-1].end)
         yield started
-    finally:
-        for server in started:
-            server.end()
 
 
 @pytest.fixture(scope="module")
