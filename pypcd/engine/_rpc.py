@@ -122,7 +122,6 @@ def _explain_an_end() -> None:
     with contextlib.suppress(OSError):  # there may be none
         _stderr = os.dup(2) if _stderr is None else os.dup2(2, _stderr)
         _bindings.lib.ggml_set_abort_callback(_say_why)
-        atexit.register(_bindings.lib.ggml_set_abort_callback, None)  # later Python cannot say anything
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_char_p)
@@ -131,6 +130,13 @@ def _say_why(message: bytes) -> None:
     if "ggml-rpc" in text:
         text = "the connection to an RPC server was lost, so ggml ends this process; docs/rpc.md says how to stay safe"
     os.write(_stderr or 2, f"pypcd: {text}\n".encode())
+
+
+@atexit.register
+def _close_models() -> None:
+    """While Python can still say why ggml ends the process; without that, a model whose server is lost would hang."""
+    for llm in list(_models):
+        llm.close()
 
 
 def rpc_server(address: str, n_threads: int, names: Sequence[str] = ()) -> Callable[[], None]:
