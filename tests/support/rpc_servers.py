@@ -63,13 +63,15 @@ class RPCServer:
 
 @contextlib.contextmanager
 def running(n: int = 2, *options: str) -> Iterator[list[RPCServer]]:
-    """A block with n servers."""
+    """A block with n servers; what is added to the list is ended too."""
     started: list[RPCServer] = []
-    with contextlib.ExitStack() as ends:
+    try:
         for _ in range(n):
             started.append(RPCServer(*options))
-            ends.callback(started[-1].end)
         yield started
+    finally:
+        for server in started:
+            server.end()
 
 
 @pytest.fixture(scope="module")
