@@ -83,7 +83,8 @@ def _is_ready(address: str, server: threading.Thread, stopped: Callable[[], bool
     """Whether it listens now; False: it ended, or `stopped` returned True first."""
     while server.is_alive() and not stopped():
         try:
-            return bool(remote.handshake(address))
+            remote.handshake(address)
+            return True
         except RPCError:
             time.sleep(0.05)
     return False

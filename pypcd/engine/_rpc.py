@@ -13,6 +13,7 @@ import ctypes
 import functools
 import os
 import pathlib
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ import llama_cpp
 
 from pypcd import library as library_module
 from pypcd.engine import _bindings
-from pypcd.engine._devices import _ggml, chosen, gpus
+from pypcd.engine._devices import _device, _ggml, chosen, gpus
 from pypcd.engine._handles import is_open
 from pypcd.errors import LibraryError, RPCError
 from pypcd.settings import remote
@@ -73,7 +74,7 @@ class RemoteDevices:
     """The devices of some servers, for one model; they come before those of this machine, as in llama.cpp.
 
     Attributes:
-        devices: what each of them has, in the order of the servers.
+        devices: what each of them has, as devices() describes this machine's; the description is the address.
 
     Args:
         addresses: as remote.parse_servers() gives them.
@@ -84,36 +85,35 @@ class RemoteDevices:
     """
 
     def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = frozenset(addresses)
         add_server = _backend("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
-        self.devices = [device for address in addresses for device in _devices_of(address)]
-        if len(self.devices) > remote.MAX_DEVICES:
-            raise RPCError(f"the RPC servers have {len(self.devices)} devices; a model can have {remote.MAX_DEVICES}")
+        # all models of this process share a connection, beside which a server answers no other one
+        used = {address for llm, there in _models.items() if is_open(llm) for address in there._addresses}
+        for address in addresses:
+            if address not in used:
+                remote.handshake(address)
         _explain_an_end()
-        handles = []
+        handles: list[ctypes.c_void_p] = []
         for address in addresses:
             registry = ctypes.c_void_p(add_server(address.encode()))
-            n = _ggml("reg_dev_count", ctypes.c_size_t, registry)
-            handles += [_ggml("reg_dev_get", ctypes.c_void_p, registry, ctypes.c_size_t(i)) for i in range(n)]
-        if len(handles) != len(self.devices):
+            n = _ggml("reg_dev_count", ctypes.c_size_t, registry) if registry else 0
+            handles += [
+                ctypes.c_void_p(_ggml("reg_dev_get", ctypes.c_void_p, registry, ctypes.c_size_t(i))) for i in range(n)
+            ]
+        most = llama_cpp.llama_max_devices()
+        if not 0 < len(handles) <= most:
             raise RPCError(
-                f"the RPC servers {', '.join(addresses)} have {len(self.devices)} devices now, and had {len(handles)} before, "
-                "which ggml remembers; end this process, and start again"
+                f"the RPC servers {', '.join(addresses)} have {len(handles)} devices together; allowed: 1 to {most}; see "
+                "their --device"
             )
-        handles += [device.value for device in gpus()]
-        self._handles = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
+        self.devices = [_device(handle) for handle in handles]
+        every = [device.value for device in (*handles, *gpus())]
+        self._handles = (ctypes.c_void_p * (len(every) + 1))(*every, None)
 
     def give_to(self, llm: llama_cpp.Llama, params: Any) -> None:
         """Have a model use them: `params` are those it will be loaded with."""
         _models[llm] = self
         params.devices = ctypes.cast(self._handles, ctypes.c_void_p)
-
-
-def _devices_of(address: str) -> list[remote.Device]:
-    """What a server has: all models of this process share a connection, beside which it answers no other one."""
-    for llm, there in _models.items():
-        if is_open(llm) and (known := [device for device in there.devices if device.address == address]):
-            return known
-    return remote.handshake(address)
 
 
 def _explain_an_end() -> None:
@@ -130,6 +130,7 @@ def _say_why(message: bytes) -> None:
     if "ggml-rpc" in text:
         text = "the connection to an RPC server was lost, so ggml ends this process; docs/rpc.md says how to stay safe"
     os.write(_stderr or 2, f"pypcd: {text}\n".encode())
+    sys.stdout.flush()  # else what was printed is lost
 
 
 @atexit.register

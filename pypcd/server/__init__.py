@@ -47,7 +47,7 @@ from pypcd.llama.saved_state import weights_id
 from pypcd.server.model_list import Served, option_of, to_ini
 from pypcd.settings.config import PRESETS, RECOMMENDED, PCDConfig, PCDSetting, load
 from pypcd.settings.ranges import Integer, literal
-from pypcd.settings.remote import Device, Servers, handshake, parse_servers
+from pypcd.settings.remote import Servers, parse_servers
 
 __all__ = ["OptionError", "Server", "executable", "settings", "show_options"]
 
@@ -224,7 +224,7 @@ class Server:
         parallel = Integer(1, _MAX_SLOTS)("parallel", parallel)
         program = executable()
         self.rpc_servers = parse_servers(rpc_servers)
-        self._remote = [device for address in self.rpc_servers for device in handshake(address)]
+        self._remote = engine.RemoteDevices(self.rpc_servers).devices if self.rpc_servers else []
         for address in self.hosts:
             self.port = port = machine.free_port(address, port)
         self.loaded = 0  # per cent of what is loaded at the start
@@ -551,7 +551,7 @@ _UBATCH_SIZE = ("ubatch-size", "ub", "LLAMA_ARG_UBATCH")
 
 
 def _chosen(
-    path: str, parallel: int, given: Mapping[str, str], n_models: int = 1, remote: Sequence[Device] = ()
+    path: str, parallel: int, given: Mapping[str, str], n_models: int = 1, remote: Sequence[dict[str, Any]] = ()
 ) -> dict[str, str]:
     """What is chosen here, as pypcd.Llama chooses it, unless the user did.
 

