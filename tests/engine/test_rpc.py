@@ -7,14 +7,13 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TOKENS, Load, Tiny, native_row
+from conftest import TOKENS, Load, Tiny
 from rpc_servers import RPCServer, needs_rpc, running
-from test_backend import PLACEMENTS, READINGS, SHAPE, Case, check_rows
+from test_backend import SHAPE
 
 import pypcd
 from pypcd import engine
@@ -24,49 +23,35 @@ from pypcd.settings.remote import handshake
 pytestmark = needs_rpc
 
 
-THERE: dict[str, Any] = {"n_gpu_layers": -1, "flash_attn": True, "f16": True}  # options of `load`
-
-
 def command(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pypcd", *args], input=stdin, check=False, capture_output=True, text=True, timeout=300
     )
 
 
-# -- rows ------------------------------------------------------------------------------------------------------------
+# -- rows: those of more settings are compared with the reference by `scripts/test --backend rpc` ---------------------
 
 
-CASES = [
-    *(Case("llama", "f16-flash", name, "fused") for name in READINGS),
-    *(Case("llama", "f16", "rerotated", "alternate", work) for work in ("every-row", "restored", "sequences")),
-    Case("llama", "q8_0-flash", "separate-noise", "fused"),
-    Case("llama", "f16", "window", "fused", engine="stock"),
-]
-
-
-@pytest.mark.parametrize("case", [case._replace(placement="rpc") for case in CASES], ids="/".join)
-def test_rows_are_the_references(
-    case: Case, tiny: Tiny, rpc_servers: str, monkeypatch: pytest.MonkeyPatch, record_property: Callable[..., None]
+@pytest.mark.parametrize("name, pcd", [("native", "paper"), ("native", {"cache": "separate"}), ("stock", "window")])
+def test_the_servers_compute_and_no_other_model_does_so_there(
+    name: str, pcd: Any, tiny: Tiny, load: Load, rpc_servers: str
 ) -> None:
-    """Some cases of `scripts/test --backend rpc`, on this file's servers."""
-    monkeypatch.setitem(PLACEMENTS, "rpc", {"n_gpu_layers": -1, "rpc_servers": rpc_servers})
-    check_rows(case, tiny, record_property)
-
-
-def test_the_servers_compute_and_no_other_model_does_so_there(tiny: Tiny, load: Load, rpc_servers: str) -> None:
     path = tiny("llama", **SHAPE)
     addresses = rpc_servers.split(",")
     before = machine.has_gpu(), [one["name"] for one in machine.devices()]
-    there = load(path, rpc_servers=rpc_servers, **THERE)
-    also_there = load(path, rpc_servers=addresses, **THERE)
-    here = load(path, f16=True, flash_attn=True)
+    options: dict[str, Any] = {"pcd": pcd, "engine": name, "f16": True, "flash_attn": True}
+    there = load(path, rpc_servers=rpc_servers, n_gpu_layers=-1, **options)
+    also_there = load(path, rpc_servers=addresses, n_gpu_layers=-1, **options)
+    here = load(path, **options)
     rows, devices = [], []
     for llm in (there, also_there, here):
         with engine.watch_graphs(llm) as graphs:
             llm.eval(TOKENS)
         devices.append({name for graph in graphs for name in graph.devices})
-        rows.append(native_row(llm))
-    assert (rows[0] == rows[1]).all() and (rows[0] == rows[2]).all()  # the same kernels, in the same order
+        rows.append(llm.pcd_logits(-1))
+    for other in rows[1:]:  # the same kernels, in the same order
+        assert (other.standard == rows[0].standard).all() and (other.local == rows[0].local).all()
+    assert (rows[0].standard != rows[0].local).any()
     assert devices[0] == devices[1] > devices[2] and len(devices[0] - devices[2]) == 2, devices
     there.close()
     also_there.close()
