@@ -238,11 +238,6 @@ def machine_options(args: argparse.Namespace) -> dict[str, Any]:
                     f"--gpu-layers is {args.gpu_layers}, but no GPU is found (docs/troubleshooting.md); the CPU computes all"
                 )
     if args.rpc is not None:
-        for name, alone in (("jobs", 1), ("cluster", None)):
-            if (value := getattr(args, name, alone)) != alone:
-                raise InputError(
-                    f"--{name} is {value} beside --rpc; an RPC server serves one process at a time; leave --{name} out"
-                )
         options["rpc_servers"] = ",".join(parse_servers(args.rpc))  # text: it stands in the record of a run
     return options
 

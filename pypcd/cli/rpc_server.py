@@ -22,13 +22,6 @@ from pypcd.llama import machine
 from pypcd.settings import remote
 from pypcd.settings.ranges import Integer
 
-_LINES = {
-    "Accepted client connection": True,
-    "Client connection closed": False,
-}  # of ggml: whether somebody is connected
-_SECONDS = 10.0  # that it gets to listen
-_LASTS = 0.5  # seconds: shorter connections are questions before a model is loaded
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd rpc-server [options]"
@@ -44,12 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    threads = args.threads or machine.default_threads()
-    devices = _options.names(args.device)
     try:
         port = _port(args.host, args.port)
         address = f"{args.host}:{port}"
-        engine.check_rpc_server(devices)
+        serve = engine.rpc_server(address, args.threads or machine.default_threads(), _options.names(args.device))
     except (*MENDABLE, OSError) as error:
         print(f"pypcd: {sentence(error)}", file=sys.stderr)
         return 2
@@ -58,12 +49,15 @@ def run(args: argparse.Namespace) -> int:
     )
     if not remote.is_loopback(args.host):
         _terminal.note(f"whoever reaches {args.host} can read and write this process: is that network yours alone?")
+    sys.stdout = open(os.dup(1), "w", encoding="utf-8", errors="replace")  # noqa: SIM115  for as long as the program runs
+    os.dup2(2, 1)  # ggml's log, which it writes to the C library's stdout
     with _terminal.ending() as stopped:
-        server = _Server(address, threads, devices)
-        ready = server.wait_until_ready(stopped)
-        if ready:
-            _terminal.write(_greeting(args.host, port, ready))
-            server.wait(stopped)
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        if _is_ready(address, server, stopped):
+            _terminal.write(_greeting(args.host, port))
+        while server.is_alive() and not stopped():
+            time.sleep(0.1)
         if not stopped():
             _terminal.note(f"the server on {address} ended by itself")
     sys.stdout.flush()
@@ -85,54 +79,20 @@ def _port(host: str, port: int) -> int:
     return machine.free_port(host, Integer(0, 65535)("port", port))
 
 
-class _Server:
-    """ggml's server in a thread; of what it prints only that somebody is connected is used."""
-
-    def __init__(self, address: str, n_threads: int, devices: tuple[str, ...]) -> None:
-        self._address = address
-        self._is_used = False
-        # ggml prints to the C library's stdout, where nobody should see it among results
-        ours, (reader, writer) = os.dup(1), os.pipe()
-        os.dup2(writer, 1)
-        os.close(writer)
-        sys.stdout = open(ours, "w", encoding="utf-8", errors="replace")  # noqa: SIM115  for as long as the program runs
-        threading.Thread(target=self._read, args=(reader,), daemon=True).start()
-        self._thread = threading.Thread(target=engine.run_rpc_server, args=(address, n_threads, devices), daemon=True)
-        self._thread.start()
-
-    def _read(self, reader: int) -> None:
-        with open(reader, encoding="utf-8", errors="replace") as stream:
-            for line in stream:
-                self._is_used = _LINES.get(line.strip(), self._is_used)
-
-    def wait_until_ready(self, stopped: Callable[[], bool]) -> list[remote.Device]:
-        """Its devices, as other machines see them; empty if it ended, or `stopped` returned True."""
-        until = time.monotonic() + _SECONDS
-        while self._thread.is_alive() and not stopped() and time.monotonic() < until:
-            try:
-                return remote.handshake(self._address)
-            except RPCError:  # it does not listen yet
-                time.sleep(0.05)
-        return []
-
-    def wait(self, stopped: Callable[[], bool]) -> None:
-        """Returns when `stopped` does so with True, or it has ended by itself."""
-        told, same_since = False, time.monotonic()
-        while self._thread.is_alive() and not stopped():
-            now = time.monotonic()
-            if self._is_used == told:
-                same_since = now
-            elif now - same_since > _LASTS:
-                told = not told
-                _terminal.say("a program has connected" if told else "it has left")
-            time.sleep(0.1)
+def _is_ready(address: str, server: threading.Thread, stopped: Callable[[], bool]) -> bool:
+    """Whether it listens now; False: it ended, or `stopped` returned True first."""
+    while server.is_alive() and not stopped():
+        try:
+            remote.handshake(address)
+            return True
+        except RPCError:
+            time.sleep(0.05)
+    return False
 
 
-def _greeting(host: str, port: int, devices: list[remote.Device]) -> str:
-    """What it offers, and the line to use on the other machine."""
+def _greeting(host: str, port: int) -> str:
+    """Where it is, and the lines to use on the other machine."""
     text = f"listening on {host}:{port} | Ctrl-C to end\n"
-    for device in devices:
-        text += f"  device   {device.free / 2**30:.1f} of {device.memory / 2**30:.1f} GiB free\n"
     if host == "0.0.0.0":
         host = socket.gethostname()
     if remote.is_loopback(host):

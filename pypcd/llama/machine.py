@@ -13,7 +13,7 @@ from typing import Any
 from pypcd.engine import backends, devices, logger, supports_gpu
 from pypcd.errors import InputError
 from pypcd.gguf import read_gguf
-from pypcd.settings.remote import Device, is_loopback
+from pypcd.settings.remote import is_loopback
 
 __all__ = [
     "backends",
@@ -66,7 +66,7 @@ def room_for_weights() -> int:
 
 
 def checked_n_ctx(
-    path: str, kwargs: Mapping[str, Any], n_texts: int = 1, n_models: int = 1, remote: Sequence[Device] = ()
+    path: str, kwargs: Mapping[str, Any], n_texts: int = 1, n_models: int = 1, remote: Sequence[dict[str, Any]] = ()
 ) -> int:
     """The context to open a model with: the given one, or the model's own, or what fits in a quarter of memory.
 
@@ -76,7 +76,7 @@ def checked_n_ctx(
         kwargs: those of llama_cpp.Llama.
         n_texts: how many texts share it; each may be as long as the model's own context.
         n_models: how many models share the memory.
-        remote: the devices of servers that hold a part of the model.
+        remote: the devices of servers that hold a part of the model, as RemoteDevices has them.
 
     Raises:
         ValueError: it is out of range, or far more than fits in this machine's memory.
@@ -89,9 +89,9 @@ def checked_n_ctx(
     kv = shape.key_bytes + shape.value_bytes
     gpus = [device for device in devices() if device["is_gpu"]] if kwargs.get("n_gpu_layers") != 0 else []
     remote = remote if kwargs.get("n_gpu_layers") != 0 else ()
-    gpus += [{"memory": device.memory, "free": device.free} for device in remote]
+    gpus += remote
     # a server on loopback may be this machine; what a tunnel leads to is then not counted
-    total = total_memory() + sum(device.memory for device in remote if not is_loopback(device.address))
+    total = total_memory() + sum(device["memory"] for device in remote if not is_loopback(device["description"]))
 
     if n_ctx:
         memory = total_memory() + sum(device["memory"] for device in gpus)

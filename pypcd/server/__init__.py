@@ -47,7 +47,7 @@ from pypcd.llama.saved_state import weights_id
 from pypcd.server.model_list import Served, option_of, to_ini
 from pypcd.settings.config import PRESETS, RECOMMENDED, PCDConfig, PCDSetting, load
 from pypcd.settings.ranges import Integer, literal
-from pypcd.settings.remote import Device, Servers, handshake, lost_text, parse_servers
+from pypcd.settings.remote import Servers, parse_servers
 
 __all__ = ["OptionError", "Server", "executable", "settings", "show_options"]
 
@@ -63,7 +63,6 @@ _CHOSEN = {  # options of llama-server that are arguments here
     **dict.fromkeys(("model", "m"), _SEEN),
     **dict.fromkeys(("models-dir", "models-preset"), "give the folder or the file as MODEL: pypcd serve {}"),
 }
-_LOST = re.compile(r"ggml-rpc\.cpp:\d+: (Remote RPC server crashed|Failed to connect|RPC handshake failed)")
 _MAX_SLOTS = engine.N_SEQUENCES - 1
 _AT_ONCE = 4  # models that are loaded at the same time, where they are not named one by one: llama.cpp's number
 
@@ -225,7 +224,7 @@ class Server:
         parallel = Integer(1, _MAX_SLOTS)("parallel", parallel)
         program = executable()
         self.rpc_servers = parse_servers(rpc_servers)
-        self._remote = [device for address in self.rpc_servers for device in handshake(address)]
+        self._remote = engine.RemoteDevices(self.rpc_servers).devices if self.rpc_servers else []
         for address in self.hosts:
             self.port = port = machine.free_port(address, port)
         self.loaded = 0  # per cent of what is loaded at the start
@@ -405,10 +404,6 @@ class Server:
                 if not re.sub(r"^\[ *\d+\] ", "", line).strip():  # a model's process writes these for its router
                     continue
                 self._lines.append(line.rstrip("\n"))
-                if lost := self._lost([line]):
-                    if not self.is_router:  # wait() says it
-                        continue
-                    line = (re.match(r"(\[ *\d+\] )?", line) or [""])[0] + lost
                 if self._log is not None:
                     self._log(line.rstrip("\n"))
 
@@ -455,7 +450,7 @@ class Server:
                 if self._reader is not None:
                     self._reader.join(_SECONDS)
                 if lost := self._lost(self._lines):
-                    raise RPCError(lost)
+                    raise lost
                 how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
                 killed = "another program ended it, or the system did, which had too little memory"
                 without = killed if how.endswith("SIGKILL") else "its log is empty"
@@ -511,11 +506,14 @@ class Server:
         finally:
             connection.close()
 
-    def _lost(self, lines: Iterable[str]) -> str | None:
-        """A sentence, if ggml ended it over a server on another machine."""
-        if not self.rpc_servers or not any(_LOST.search(line) for line in lines):
+    def _lost(self, lines: Iterable[str]) -> RPCError | None:
+        """An exception, if ggml ended it over a server on another machine."""
+        if not any(re.search(r"ggml-rpc\.cpp:\d+: ", line) for line in lines):
             return None
-        return lost_text(self.rpc_servers, filter(_is_gone, self.rpc_servers), "ggml ended llama-server")
+        return RPCError(
+            f"the connection to an RPC server ({', '.join(self.rpc_servers)}) was lost, so ggml ended llama-server; "
+            "docs/rpc.md says how to stay safe"
+        )
 
     def _failure(self, path: str, lines: Iterable[str]) -> PCDError:
         """Why it, or the process of one model, ended before it was ready."""
@@ -523,21 +521,13 @@ class Server:
             self._reader.join(_SECONDS)
         lines = list(lines)
         if lost := self._lost(lines):
-            return RPCError(lost)
+            return lost
         said = _said(lines)
         if re.match(
             r"invalid argument|error while handling argument|unknown value|expected value|option '.*' not recog", said
         ):
             return OptionError(f"llama-server: {said}; `pypcd serve MODEL -- --help` lists its options")
         return ModelError(f"llama-server cannot serve {path}: {explained(said) or 'its log is empty'}")
-
-
-def _is_gone(address: str) -> bool:
-    try:
-        handshake(address, 1.0)
-    except RPCError:
-        return True
-    return False
 
 
 def _aliases(options: Sequence[str]) -> list[str]:
@@ -561,7 +551,7 @@ _UBATCH_SIZE = ("ubatch-size", "ub", "LLAMA_ARG_UBATCH")
 
 
 def _chosen(
-    path: str, parallel: int, given: Mapping[str, str], n_models: int = 1, remote: Sequence[Device] = ()
+    path: str, parallel: int, given: Mapping[str, str], n_models: int = 1, remote: Sequence[dict[str, Any]] = ()
 ) -> dict[str, str]:
     """What is chosen here, as pypcd.Llama chooses it, unless the user did.
 

@@ -36,12 +36,8 @@ class RPCServer:
 
     def __init__(self, *options: str) -> None:
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  closed in end()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "pypcd", "rpc-server", "--port=0", "--threads=1", *options],
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-        )
+        command = [sys.executable, "-m", "pypcd", "rpc-server", "--port=0", "--threads=1", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         found = re.match(r"listening on (\S+) ", line)
@@ -67,7 +63,7 @@ class RPCServer:
 
 @contextlib.contextmanager
 def running(n: int = 2, *options: str) -> Iterator[list[RPCServer]]:
-    """A block with n servers."""
+    """A block with n servers; what is added to the list is ended too."""
     started: list[RPCServer] = []
     try:
         for _ in range(n):
