@@ -14,8 +14,6 @@ from typing import Any, ClassVar
 import pytest
 from conftest import Tiny
 from fake_tokenizer import Words
-from hypothesis import given
-from hypothesis import strategies as st
 from runs import ONE
 
 import pypcd
@@ -232,20 +230,6 @@ def test_an_estimate_worked_out_by_hand() -> None:
     assert estimate(plan, some, SPEED) == Estimate(1, 1, pytest.approx(2.0), pytest.approx(2.0), 0.0)
     assert estimate(plan, [], SPEED) == Estimate() and estimate(plan, [], Speed([])) == Estimate()
     assert (e + two).n_questions == 6 and (e + two).seconds == pytest.approx(e.seconds + two.seconds)
-
-
-@given(st.integers(1, 30), st.integers(1, 30), st.floats(0.1, 10))
-def test_an_estimate_grows_with_questions_and_with_time(n: int, more: int, factor: float) -> None:
-    def of(n: int, scale: float = 1.0) -> float:
-        plan = Plan("m", ("kv-short",), METHODS, (1000,), n=n)
-        timings = [
-            Timing(t.task, t.length, t.n_prompt, scale * t.read, {m: (k, scale * s) for m, (k, s) in t.answers.items()})
-            for t in (NEAR, AWAY)
-        ]
-        return estimate(plan, plan.everything(), Speed(timings)).seconds
-
-    assert of(n + more) > of(n)
-    assert of(n, factor) == pytest.approx(factor * of(n))
 
 
 def test_answers_are_timed_at_the_ends(load: Callable[..., pypcd.Llama]) -> None:
