@@ -10,7 +10,6 @@ from fake_tokenizer import Pieces, Words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pypcd.evaluation import GROUPS, task
 from pypcd.evaluation.tasks.graphwalks import GRAPHWALKS, GraphWalks
 from pypcd.evaluation.tasks.metrics import set_f1
 from pypcd.evaluation.tasks.sample import Sample
@@ -89,31 +88,12 @@ def test_a_longer_graph_has_the_same_question_and_more_edges(
 @few
 @given(kinds, st.integers(1100, 5000), seeds)
 def test_edges_are_different_and_lead_to_another_node(made: GraphWalks, n_tokens: int, seed: int) -> None:
-    tokenizer = Words(template=17)
-    samples = made.samples(4, n_tokens, tokenizer, seed)
+    samples = made.samples(4, n_tokens, Words(), seed)
     for sample in samples:
         edges = edges_of(sample.prompt.context)
         assert len(edges) == len(set(edges)) == len(sample.prompt.segments) == len(samples[0].prompt.segments)
         assert all(a != b for a, b in edges)
-        assert tokenizer.count(sample.prompt) + made.max_tokens <= n_tokens
-        assert len(tokenizer.encode(f"{', '.join(sample.answers)}]")) <= made.max_tokens
-    longest = max(tokenizer.count(sample.prompt) for sample in samples)
-    assert longest + made.max_tokens + 80 > n_tokens, "another edge would not fit"
-
-
-def test_questions_have_all_numbers_of_steps_and_of_nodes_and_ways_back() -> None:
-    samples = BFS.samples(200, 1200, Words(), 0)
-    assert {sample.extra["steps"] for sample in samples} == {1, 2, 3}
-    assert {len(sample.answers) for sample in samples} == set(range(1, 11))
-    assert {len(sample.answers) for sample in PARENTS.samples(200, 1200, Words(), 0)} == set(range(1, 11))
-    longer = 0  # in how many some walk of the right length ends at a nearer node, which does not count
-    for sample in samples:
-        edges = edges_of(sample.prompt.context)
-        ends = {sample.extra["node"]}
-        for _ in range(sample.extra["steps"]):
-            ends = {b for a, b in edges if a in ends}
-        longer += ends != set(sample.answers)
-    assert longer > 20
+        assert len(Words().encode(f"{', '.join(sample.answers)}]")) <= made.max_tokens
 
 
 def test_nodes_of_the_answer_are_in_the_order_of_the_lines_that_show_them() -> None:
@@ -191,8 +171,3 @@ def test_the_gold_answer_is_right_and_one_that_lacks_a_node_is_less(made: GraphW
         n = len(sample.answers)
         without = ", ".join(sample.answers[1:])
         assert made.score(without, sample) == pytest.approx(2 * (n - 1) / (2 * n - 1))
-
-
-def test_both_are_a_group() -> None:
-    assert GROUPS["graphwalks"] == ("graphwalks-bfs", "graphwalks-parents")
-    assert [task(name) for name in GROUPS["graphwalks"]] == [BFS, PARENTS]

@@ -140,12 +140,6 @@ def test_a_record_is_asked_as_published_and_for_several_keys() -> None:
     assert len(asked) == 100 and {len(keys) for keys in asked.values()} == {4}
 
 
-def test_more_questions_than_there_are_are_refused() -> None:
-    for made in (XQUAD, KV_RECORDS):
-        with pytest.raises(ValueError, match=f"n is 9999; allowed: 1 to {made.n_questions}, the questions of"):
-            made.samples(9999, 3000, WORDS, 0)
-
-
 # -- what left -----------------------------------------------------------------------------------------------------------
 
 
