@@ -71,17 +71,6 @@ def test_a_question_stands_behind_its_paragraph_among_others_of_its_half(n_token
         assert texts.issuperset(sample.prompt.segments)
 
 
-@few
-@given(short=lengths, long=lengths, seed=seeds)
-def test_a_longer_text_has_the_same_question_and_as_many_paragraphs_as_fit(short: int, long: int, seed: int) -> None:
-    short, long = sorted((short, long))
-    for one, other in zip(*(XQUAD.samples(4, n_tokens, WORDS, seed) for n_tokens in (short, long))):
-        assert one.prompt.after == other.prompt.after and set(one.prompt.segments) <= set(other.prompt.segments)
-        for sample, n_tokens in ((one, short), (other, long)):
-            needed = WORDS.count(sample.prompt) + XQUAD.max_tokens
-            assert needed <= n_tokens < needed + LONGEST
-
-
 def test_questions_of_any_length_can_be_asked() -> None:
     (sample,) = XQUAD.samples(1, 60_000, WORDS, 0)
     assert len(sample.prompt.segments) > len(set(sample.prompt.segments)) == 120

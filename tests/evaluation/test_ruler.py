@@ -41,20 +41,6 @@ def _asked_value(sample: Sample) -> str:
     return re.findall(r"assigned the value (\d{5}) in the text above\.", sample.prompt.after)[-1]
 
 
-@few
-@given(st.integers(1, 4), st.integers(2000, 2600), st.integers(0, 99))
-def test_the_chain_is_in_order_and_leads_to_the_references(n: int, n_tokens: int, seed: int) -> None:
-    for name in ("vt", "vt-authors"):
-        for sample in task(name).samples(n, n_tokens, Pieces(), seed):
-            assert _variables(sample.prompt.context, _asked_value(sample)) == list(sample.answers)
-            assert len(set(sample.answers)) == 5
-            assert all(re.fullmatch("[A-Z]{5}", answer) for answer in sample.answers)
-            # one after the other, each once on the left
-            places = [sample.prompt.context.index(f"VAR {answer} = ") for answer in sample.answers]
-            assert places == sorted(places)
-            assert all(sample.prompt.context.count(f"VAR {answer} = ") == 1 for answer in sample.answers)
-
-
 def _chain(sample: Sample) -> list[str]:
     """The lines that lead to the answers."""
     names = sample.answers
@@ -65,6 +51,8 @@ def test_variable_tracking_is_rulers() -> None:
     for sample in VT().samples(3, 1500, Pieces(), 0):
         prompt, value = sample.prompt, _asked_value(sample)
         assert [s for s in prompt.segments if s != NOISE] == _chain(sample)
+        assert _variables(prompt.context, value) == list(sample.answers) and len(set(sample.answers)) == 5
+        assert all(re.fullmatch("[A-Z]{5}", answer) for answer in sample.answers)
         question = (
             "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
             + "\n".join(prompt.segments)
