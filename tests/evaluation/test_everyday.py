@@ -1,12 +1,9 @@
-"""Everyday questions: answers that can be worked out, lengths, halves, scores, and runs of them."""
+"""Everyday questions: halves, examples, unrelated text, scores, and runs of them. What is asked is in test_published.py."""
 
 from __future__ import annotations
 
-import ast
 import json
-import operator
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +14,7 @@ from hypothesis import strategies as st
 from runs import ONE, lines, without_time
 
 import pypcd
-from pypcd.evaluation import GROUPS, TASKS, Directory, Plan, evaluate, task
-from pypcd.evaluation.tasks import parts_of
+from pypcd.evaluation import GROUPS, TASKS, Directory, Plan, evaluate
 from pypcd.evaluation.tasks.everyday import EVERYDAY, SHORT, Everyday, kind_of
 from pypcd.evaluation.tasks.frozen import in_order, rows
 from pypcd.evaluation.tasks.sample import Sample
@@ -43,115 +39,14 @@ def pairs_of(sample: Sample) -> list[tuple[str, str]]:
     return [*((q, a.strip()) for q, a in sample.prompt.shots), (sample.prompt.after, sample.answers[0])]
 
 
-# -- the answers, worked out again -----------------------------------------------------------------------------------
-
-
-def copy(question: str, answer: str) -> bool:
-    return question in (f"List: {answer}\nCopy:", f"List:\n{answer}\nCopy:\n")
-
-
-def sort(question: str, answer: str) -> bool:
-    items, how = re.fullmatch(r"(.+) (sorted|from A to Z):", question).groups()  # type: ignore[union-attr]
-    given = items.split(", ")
-    return answer.split(", ") == sorted(given, key=int if how == "sorted" else str) and len(set(given)) == len(given)
-
-
-def arithmetic(question: str, answer: str) -> bool:
-    a, sign, b = re.fullmatch(r"(\d+) ([+*]) (\d+) =", question).groups()  # type: ignore[union-attr]
-    return {"+": operator.add, "*": operator.mul}[sign](int(a), int(b)) == int(answer)
-
-
-def spelling(question: str, answer: str) -> bool:
-    word, how = re.fullmatch(r"(?:First letter of )?(\w+)(.*):", question).groups()  # type: ignore[union-attr]
-    if question.startswith("First"):
-        return len(answer) == 1 and word.startswith(answer)
-    changed = {
-        " in capital letters": answer.isupper(),
-        " in small letters": answer.islower() and word.isupper(),
-        " with a capital": answer[0].isupper() and answer[1:].islower(),
-    }
-    return changed[how] and word.casefold() == answer.casefold()
-
-
-def brackets(question: str, answer: str) -> bool:
-    given = re.fullmatch(r"Open: (.+)\nClosed:", question).group(1)  # type: ignore[union-attr]
-    waiting: list[str] = []
-    for letter in given:
-        if waiting and letter == waiting[-1]:
-            waiting.pop()
-        elif letter in "([{":
-            waiting.append({"(": ")", "[": "]", "{": "}"}[letter])
-        elif letter == '"':
-            waiting.append(letter)
-    ast.parse(answer)
-    return bool(waiting) and answer == given + "".join(waiting[::-1])
-
-
-def as_json(question: str, answer: str) -> bool:
-    text = re.fullmatch(r"Text: (.+)\nJSON:\n", question).group(1)  # type: ignore[union-attr]
-    values = json.loads(answer).values()
-    numbers = [value for value in values if isinstance(value, int)]
-    return all(str(value) in text for value in values) and numbers == [int(n) for n in re.findall(r"\d+", text)]
-
-
-ORACLES: dict[str, Callable[[str, str], bool]] = {
-    "json": as_json,
-    "copy": copy,
-    "sort": sort,
-    "arithmetic": arithmetic,
-    "spelling": spelling,
-    "brackets": brackets,
-}
-
-
-@pytest.mark.parametrize("name", ORACLES)
-def test_every_answer_follows_from_its_question(name: str) -> None:
-    for sample in SHOTS[name].samples(100, 700, Words(), 5):
-        for question, answer in pairs_of(sample):
-            assert ORACLES[name](question, answer), (question, answer)
-
-
-@pytest.mark.parametrize(
-    ("name", "question", "answer"),
-    [
-        ("json", "Text: Ida, who is 30, lives in Rome.\nJSON:\n", '{"name": "Ida", "age": 31, "city": "Rome"}'),
-        ("sort", "786, 7 sorted:", "786, 7"),
-        ("arithmetic", "8 * 8 =", "16"),
-        ("spelling", "bowl with a capital:", "BOWL"),
-        ("brackets", 'Open: print(3, "a\nClosed:', 'print(3, "a)"'),
-    ],
-)
-def test_a_wrong_answer_would_be_seen(name: str, question: str, answer: str) -> None:
-    try:
-        assert not ORACLES[name](question, answer)
-    except SyntaxError:  # of a line of code
-        assert name == "brackets"
-
-
 # -- questions -------------------------------------------------------------------------------------------------------
 
 
-def test_there_are_ten_kinds_and_more_each_in_two_ways() -> None:
-    assert len(NAMES) == 12 and set(NAMES) == set(BEHIND)
+def test_a_kind_is_asked_in_two_ways() -> None:
+    assert set(NAMES) == set(BEHIND)
     for name in NAMES:
-        assert task(f"everyday-{name}") == SHOTS[name] and task(f"everyday-{name}-behind") == BEHIND[name]
         assert kind_of(f"everyday-{name}") == kind_of(f"everyday-{name}-behind") == name
     assert {kind_of(other) for other in (*TASKS, *GROUPS, "everyday-nothing")} == {None, *NAMES}
-
-
-@few
-@given(st.sampled_from(EVERYDAY), st.integers(1, 6), st.integers(300, 900), st.integers(0, 99))
-def test_more_questions_leave_the_first_ones_as_they_are(made: Everyday, n: int, n_tokens: int, seed: int) -> None:
-    assert made.samples(n, n_tokens, Words(), seed) == made.samples(n + 7, n_tokens, Words(), seed)[:n]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_hundred_questions_are_different(name: str) -> None:
-    for made in (SHOTS[name], BEHIND[name]):
-        assert made.n_questions == 100
-        assert len({sample.prompt for sample in made.samples(100, SHORT, Words(), 0)}) == 100
-    with pytest.raises(ValueError, match=f"n is 101; allowed: 1 to 100, the questions of everyday-{name}"):
-        short(name, 101)
 
 
 @few
@@ -184,43 +79,18 @@ def test_a_question_is_the_same_at_every_length_and_in_both_ways(name: str) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_example_is_never_the_question_and_repeats_only_if_it_must(name: str) -> None:
-    for sample in SHOTS[name].samples(20, 1000, Words(), 1):
-        examples = [question for question, _ in sample.prompt.shots]
-        assert sample.prompt.after not in examples
-        assert len(set(examples[-8:])) == len(examples[-8:])
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_a_long_prompt_shows_all_examples_before_one_is_shown_again(name: str) -> None:
     """Beyond its own examples a question has those of others of its kind and half."""
     n_own = len(next(row["examples"] for row in rows("everyday") if row["kind"] == name))
     (sample,) = SHOTS[name].samples(1, 20_000, Words(), 0)
     nearest_first = sample.prompt.shots[::-1]
+    assert sample.prompt.after not in [question for question, _ in nearest_first]
     own, more = nearest_first[:n_own], nearest_first[n_own:]
     n_more = len({*more} - {*own})
     assert (n_more > 100 or name == "facts") and len({*more[:n_more]} - {*own}) == n_more
 
 
-def test_classification_shows_every_label_first() -> None:
-    for sample in short("classify", 100):
-        shown = {answer for _, answer in pairs_of(sample)[:-1]}
-        assert sample.answers[0] in shown
-
-
 # -- lengths ---------------------------------------------------------------------------------------------------------
-
-
-@few
-@given(st.sampled_from(NAMES), st.integers(1, 4), st.integers(301, 3000), st.integers(0, 99), st.integers(0, 30))
-def test_long_prompts_are_as_long_as_allowed(name: str, n: int, n_tokens: int, seed: int, template: int) -> None:
-    tokenizer = Words(template)
-    for made in (SHOTS[name], BEHIND[name]):
-        for sample in made.samples(n, n_tokens, tokenizer, seed):
-            length = tokenizer.count(sample.prompt) + made.max_tokens
-            longest = max(len(tokenizer.encode(f"{q}{a}")) for q, a in sample.prompt.shots[1:])
-            more = longest + 40 if made.way == "shots" else 80  # one example or sentence more may be the longest of all
-            assert length <= n_tokens < length + more
 
 
 @given(
@@ -283,13 +153,11 @@ def test_unrelated_text_stands_before_the_examples_and_answers_nothing(name: str
 def test_the_right_answer_scores_and_near_misses_do_not(made: Everyday, seed: int) -> None:
     for sample in made.samples(3, 400, Words(), seed):
         (answer,) = sample.answers
-        for chat in (False, True):
-            assert made.score(sample.written(chat=chat), sample) == 1.0
         question, its_answer = sample.prompt.shots[-1]
         going_on = f"{sample.gold}\n\n{question}{its_answer}"
         assert made.score(going_on, sample) == 1.0
         assert made.score(f"\n {answer} \n", sample) == 1.0
-        near = {answer[:-1], f"{answer}.", f"{answer} {answer}", answer.swapcase(), "", f"x{answer}", f"x\n{answer}"}
+        near = {answer[:-1], f"{answer}.", f"{answer} {answer}", answer.swapcase()}
         for wrong in near - {answer}:  # digits have no case
             assert made.score(wrong, sample) == 0.0, wrong
 
@@ -313,16 +181,6 @@ def test_the_gold_answer_continues_the_prompt_as_the_examples_do() -> None:
             assert sample.written(chat=True) == sample.answers[0]
 
 
-def test_every_task_says_its_gold_answer() -> None:
-    """A task whose beginning of the answer goes into the prompt continues it, through a chat template too."""
-    for name in ("kv", "vt", "niah-single-1"):
-        (sample,) = task(name).samples(1, 1500, Words(), 0)
-        text = sample.written()
-        assert text.split() == list(sample.answers) and task(name).score(text, sample) == 1.0
-        assert sample.written(chat=True) == text
-    assert text.startswith(" ")
-
-
 def test_a_turn_of_a_conversation_has_no_space_before_its_answer(tiny: Tiny) -> None:
     llm = pypcd.Llama(tiny("llama", chat_template=TEMPLATE), n_ctx=1024, n_threads=1, n_threads_batch=1)
     (sample,) = SHOTS["arithmetic"].samples(1, 400, Words(), 0)
@@ -340,17 +198,6 @@ def test_a_turn_of_a_conversation_has_no_space_before_its_answer(tiny: Tiny) -> 
 
 
 # -- groups and runs -------------------------------------------------------------------------------------------------
-
-
-def test_a_group_stands_for_its_tasks() -> None:
-    assert list(GROUPS["everyday"]) == [f"everyday-{name}" for name in NAMES]
-    assert GROUPS["constrained-shown"] == tuple(f"{name}-shown" for name in GROUPS["constrained"])
-    assert parts_of(("kv", "everyday-behind")) == ("kv", *(f"everyday-{name}-behind" for name in NAMES))
-    plan = Plan("demo", ("everyday-json", "everyday"), ("greedy",), (300,))
-    assert sorted(plan.tasks) == sorted(GROUPS["everyday"])
-    for name, remedy in (("everyday", "everyday-facts"), ("evryday", "did you mean 'everyday'")):
-        with pytest.raises(ValueError, match=remedy):
-            task(name)
 
 
 def test_halves_make_a_whole_run(tmp_path: Path) -> None:

@@ -6,11 +6,10 @@ import re
 
 import numpy as np
 import pytest
-from fake_tokenizer import Pieces, Words
+from fake_tokenizer import Words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pypcd.evaluation import GROUPS, task
 from pypcd.evaluation.tasks.graphwalks import GRAPHWALKS, GraphWalks
 from pypcd.evaluation.tasks.metrics import set_f1
 from pypcd.evaluation.tasks.sample import Sample
@@ -89,54 +88,12 @@ def test_a_longer_graph_has_the_same_question_and_more_edges(
 @few
 @given(kinds, st.integers(1100, 5000), seeds)
 def test_edges_are_different_and_lead_to_another_node(made: GraphWalks, n_tokens: int, seed: int) -> None:
-    tokenizer = Words(template=17)
-    samples = made.samples(4, n_tokens, tokenizer, seed)
+    samples = made.samples(4, n_tokens, Words(), seed)
     for sample in samples:
         edges = edges_of(sample.prompt.context)
         assert len(edges) == len(set(edges)) == len(sample.prompt.segments) == len(samples[0].prompt.segments)
         assert all(a != b for a, b in edges)
-        assert tokenizer.count(sample.prompt) + made.max_tokens <= n_tokens
-        assert len(tokenizer.encode(f"{', '.join(sample.answers)}]")) <= made.max_tokens
-    longest = max(tokenizer.count(sample.prompt) for sample in samples)
-    assert longest + made.max_tokens + 80 > n_tokens, "another edge would not fit"
-
-
-def test_questions_have_all_numbers_of_steps_and_of_nodes_and_ways_back() -> None:
-    samples = BFS.samples(200, 1200, Words(), 0)
-    assert {sample.extra["steps"] for sample in samples} == {1, 2, 3}
-    assert {len(sample.answers) for sample in samples} == set(range(1, 11))
-    assert {len(sample.answers) for sample in PARENTS.samples(200, 1200, Words(), 0)} == set(range(1, 11))
-    longer = 0  # in how many some walk of the right length ends at a nearer node, which does not count
-    for sample in samples:
-        edges = edges_of(sample.prompt.context)
-        ends = {sample.extra["node"]}
-        for _ in range(sample.extra["steps"]):
-            ends = {b for a, b in edges if a in ends}
-        longer += ends != set(sample.answers)
-    assert longer > 20
-
-
-def test_nodes_of_the_answer_are_in_the_order_of_the_lines_that_show_them() -> None:
-    for made in GRAPHWALKS:
-        for sample in made.samples(20, 2000, Words(), 3):
-            places = [
-                next(i for i, line in enumerate(sample.prompt.segments) if _shows(made, line, node, sample))
-                for node in sample.answers
-            ]
-            assert places == sorted(places)
-
-
-def _shows(made: GraphWalks, line: str, node: str, sample: Sample) -> bool:
-    a, b = line.split(" -> ")
-    if made is PARENTS:
-        return (a, b) == (node, sample.extra["node"])
-    before = sample.extra["steps"] - 1
-    near = {sample.extra["node"]} if not before else worked_out(sample.prompt.context, _nearer(sample, before))
-    return b == node and a in near
-
-
-def _nearer(sample: Sample, steps: int) -> str:
-    return re.sub(r"exactly \d", f"exactly {steps}", sample.prompt.after)
+        assert len(Words().encode(f"{', '.join(sample.answers)}]")) <= made.max_tokens
 
 
 # -- scores ------------------------------------------------------------------------------------------------------------
@@ -181,18 +138,3 @@ def test_f1_of_sets_is_the_data_sets(given: set[str], right: set[str]) -> None:
     recall, precision = n_overlap / len(right), n_overlap / len(given) if given else 0
     f1 = 2 * (recall * precision) / (recall + precision) if recall + precision > 0 else 0
     assert set_f1(", ".join(sorted(given)), sorted(right)) == pytest.approx(f1)
-
-
-@few
-@given(kinds, seeds)
-def test_the_gold_answer_is_right_and_one_that_lacks_a_node_is_less(made: GraphWalks, seed: int) -> None:
-    for sample in made.samples(3, 1200, Pieces(), seed):
-        assert made.score(sample.gold, sample) == made.score(sample.written(), sample) == 1.0
-        n = len(sample.answers)
-        without = ", ".join(sample.answers[1:])
-        assert made.score(without, sample) == pytest.approx(2 * (n - 1) / (2 * n - 1))
-
-
-def test_both_are_a_group() -> None:
-    assert GROUPS["graphwalks"] == ("graphwalks-bfs", "graphwalks-parents")
-    assert [task(name) for name in GROUPS["graphwalks"]] == [BFS, PARENTS]

@@ -107,12 +107,6 @@ def test_a_depth_outside_the_context_is_refused() -> None:
         dataclasses.replace(KV_OFFICIAL, depths=(0.5, 1.5))
 
 
-@pytest.mark.parametrize(("n", "n_tokens", "message"), [(0, 500, "n is 0"), (1, -3, "n_tokens is -3")])
-def test_no_questions_and_no_tokens_are_refused(n: int, n_tokens: int, message: str) -> None:
-    with pytest.raises(ValueError, match=f"{message}; allowed: an integer of at least 1"):
-        KV_OFFICIAL.samples(n, n_tokens, Pieces(), 0)
-
-
 def test_an_answer_is_scored_as_published() -> None:
     sample = next(KV_OFFICIAL.questions(1, 4))
     (answer,) = sample.answers

@@ -71,17 +71,6 @@ def test_a_question_stands_behind_its_paragraph_among_others_of_its_half(n_token
         assert texts.issuperset(sample.prompt.segments)
 
 
-@few
-@given(short=lengths, long=lengths, seed=seeds)
-def test_a_longer_text_has_the_same_question_and_as_many_paragraphs_as_fit(short: int, long: int, seed: int) -> None:
-    short, long = sorted((short, long))
-    for one, other in zip(*(XQUAD.samples(4, n_tokens, WORDS, seed) for n_tokens in (short, long))):
-        assert one.prompt.after == other.prompt.after and set(one.prompt.segments) <= set(other.prompt.segments)
-        for sample, n_tokens in ((one, short), (other, long)):
-            needed = WORDS.count(sample.prompt) + XQUAD.max_tokens
-            assert needed <= n_tokens < needed + LONGEST
-
-
 def test_questions_of_any_length_can_be_asked() -> None:
     (sample,) = XQUAD.samples(1, 60_000, WORDS, 0)
     assert len(sample.prompt.segments) > len(set(sample.prompt.segments)) == 120
@@ -138,12 +127,6 @@ def test_a_record_is_asked_as_published_and_for_several_keys() -> None:
         assert pairs in RECORDS
         asked.setdefault(next(iter(pairs)), set()).add(sample.answers[0])
     assert len(asked) == 100 and {len(keys) for keys in asked.values()} == {4}
-
-
-def test_more_questions_than_there_are_are_refused() -> None:
-    for made in (XQUAD, KV_RECORDS):
-        with pytest.raises(ValueError, match=f"n is 9999; allowed: 1 to {made.n_questions}, the questions of"):
-            made.samples(9999, 3000, WORDS, 0)
 
 
 # -- what left -----------------------------------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
 """The questions of the published figures are still asked, word for word.
 
-The hashes are of what the generators gave that first drew these questions, with the tokenizer of the demo model and with one of the tests.
+They are in data files, whose hashes are here, and are laid out at each length. Those hashes are of what the generators gave that first drew these questions, with the tokenizer of the demo model and with one of the tests.
 """
 
 from __future__ import annotations
 
+import bz2
 import hashlib
 import json
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from fake_tokenizer import Words
 
 import pypcd
 from pypcd.evaluation import GROUPS, task
+from pypcd.evaluation.tasks import frozen
 from pypcd.evaluation.tasks.reading import READING
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
 from pypcd.evaluation.tokenizer import ModelTokenizer
@@ -52,6 +54,13 @@ TEXTS = {  # of reading, at the sizes of 600 tokens on SmolLM2 and on Gemma 3: k
 }
 
 
+DATA = {
+    "everyday": "ae196660b6114df7",
+    "reading": "7e5ff4e857e5ca73",
+    "chats": "356371833b3fb18d",
+}  # of the files, uncompressed
+
+
 def digest(samples: Iterable[Sample]) -> str:
     """The hash of all that decides on an answer and its score."""
     found = hashlib.sha256()
@@ -74,6 +83,12 @@ def digest(samples: Iterable[Sample]) -> str:
 def tokenizers() -> dict[str, Tokenizer]:
     llm = pypcd.Llama("demo", n_ctx=64, n_threads=1, n_threads_batch=1)
     return {"words": Words(), "demo": ModelTokenizer(llm)}
+
+
+@pytest.mark.parametrize("file", DATA)
+def test_the_data_are_the_published_ones(file: str) -> None:
+    found = bz2.decompress((frozen.DATA / f"{file}.jsonl.bz2").read_bytes())
+    assert hashlib.sha256(found).hexdigest()[:16] == DATA[file]
 
 
 @pytest.mark.parametrize(("tokenizer", "group", "length", "n"), CELLS)

@@ -1,4 +1,7 @@
-"""The benchmarks by name, and the interface to a model's tokenizer."""
+"""What holds for every benchmark, asked of all of them; their names; the interface to a model's tokenizer.
+
+What is particular to one is in a file of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pypcd
-from pypcd.evaluation import TASKS, task
+from pypcd.evaluation import GROUPS, TASKS, task
+from pypcd.evaluation.tasks import parts_of
 from pypcd.evaluation.tokenizer import ModelTokenizer
 from pypcd.prompt import Prompt, prompt_tokens
 
 NEEDLES = ["niah-single-1", "niah-multikey-2", "niah-multikey-3"]
+SIZED = [name for name in TASKS if not task(name).may_exceed]
+WRITTEN = [name for name in TASKS if task(name).n_questions is not None]  # and not drawn for a length
+KEPT = [
+    name for name in WRITTEN if name != "kv-records" and not name.startswith("reading")
+]  # each of a size of its own
+OURS = parts_of(("everyday", "everyday-behind", "reading", "chats"))
+
+# how many tokens of a prompt may stay unused: those of one part more, which no longer fits
+PART = {
+    "everyday": 90,
+    "constrained": 110,
+    "reading": 90,
+    "chat": 50,
+    "graphwalks": 80,
+    "niah": 130,
+    "kv": 130,
+    "xquad": 700,
+}
+PART |= {"vt": 60, "fwe": 60, "cwe": 150}  # a word more is several times in the list
 
 
 def test_every_task_has_its_name() -> None:
@@ -25,6 +48,16 @@ def test_every_task_has_its_name() -> None:
         assert made.name == name
         assert made.metric in ("accuracy", "recall", "F1", "values", "ratio")
         assert made.max_tokens >= 8
+
+
+def test_a_group_stands_for_its_tasks() -> None:
+    assert set(parts_of(GROUPS)) <= set(TASKS) and parts_of(("kv", "graphwalks")) == ("kv", *GROUPS["graphwalks"])
+    assert [len(names) for names in GROUPS.values()] == [8, 2, 12, 12, 3, 3, 6, 2]
+    assert GROUPS["everyday-behind"] == tuple(f"{name}-behind" for name in GROUPS["everyday"])
+    assert GROUPS["constrained-shown"] == tuple(f"{name}-shown" for name in GROUPS["constrained"])
+    for name, remedy in (("everyday", "everyday-facts"), ("evryday", "did you mean 'everyday'")):
+        with pytest.raises(ValueError, match=remedy):
+            task(name)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -68,6 +101,62 @@ def test_too_few_tokens_are_refused_with_how_many_are_needed(name: str) -> None:
     assert len(made.samples(n, needed, Words(), 0)) == n
     with pytest.raises(ValueError, match=f"allowed: at least {needed}"):
         made.samples(n, needed - 1, Words(), 0)
+    for n, n_tokens, why in ((0, 500, "n is 0"), (1, -3, "n_tokens is -3")):
+        with pytest.raises(ValueError, match=f"{why}; allowed: an integer of at least 1"):
+            made.samples(n, n_tokens, Words(), 0)
+
+
+@pytest.mark.parametrize("name", SIZED)
+@settings(max_examples=3)
+@given(n=st.integers(1, 4), n_tokens=st.integers(1400, 5000), seed=st.integers(0, 99), template=st.integers(0, 30))
+def test_a_prompt_is_as_long_as_allowed(name: str, n: int, n_tokens: int, seed: int, template: int) -> None:
+    """Each prompt; or, if all of a cell are of one size, the longest of them."""
+    tokenizer, made = Words(template), task(name)
+    sizes = [tokenizer.count(sample.prompt) + made.max_tokens for sample in made.samples(n, n_tokens, tokenizer, seed)]
+    (part,) = (part for begin, part in PART.items() if name.startswith(begin))
+    assert max(sizes) <= n_tokens < (min(sizes) if name in KEPT else max(sizes)) + part
+
+
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in ("kv-records", "reading-quote")])
+@settings(max_examples=3)
+@given(n_tokens=st.integers(450, 2500), other=st.integers(450, 2500), seed=st.integers(0, 99))
+def test_a_question_is_the_same_at_every_length(name: str, n_tokens: int, other: int, seed: int) -> None:
+    """kv-records asks for a key that is in the text; what reading-quote asks about a sentence depends on its neighbours."""
+    n_tokens, other = (length + (450 if name == "xquad" else 0) for length in (n_tokens, other))
+    for a, b in zip(*(task(name).samples(3, length, Words(), seed) for length in (n_tokens, other))):
+        assert (a.answers, a.gold, a.grammar) == (b.answers, b.gold, b.grammar)
+        assert a.prompt.after.rsplit("\n\n", 1)[-1] == b.prompt.after.rsplit("\n\n", 1)[-1]
+
+
+@pytest.mark.parametrize("name", KEPT)
+@settings(max_examples=2)
+@given(n=st.integers(1, 5), more=st.integers(1, 7), seed=st.integers(0, 99))
+def test_more_questions_leave_the_first_ones_as_they_are(name: str, n: int, more: int, seed: int) -> None:
+    assert task(name).samples(n, 1000, Words(), seed) == task(name).samples(n + more, 1000, Words(), seed)[:n]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_all_questions_can_be_asked_and_no_more(name: str) -> None:
+    n = task(name).n_questions
+    assert n is not None and n % 2 == 0
+    if n <= 200:  # those of others are counted in test_public.py
+        assert len({sample.prompt for sample in task(name).samples(n, 500, Words(), 0)}) == n
+    with pytest.raises(ValueError, match=f"n is {n + 1}; allowed: 1 to {n}, the questions of {name}"):
+        task(name).samples(n + 1, 3000, Words(), 0)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_right_answer_scores_as_a_perfect_model_writes_it(name: str) -> None:
+    made = task(name)
+    for sample in made.samples(4, 2300, Words(), 5):
+        for text in (sample.gold, sample.written(), sample.written(chat=True)):
+            assert made.score(text, sample) == 1.0, text
+        wrong = {"", "I do not know."}
+        if name in OURS:
+            (answer,) = sample.answers
+            wrong |= {f"x{answer}", f"x\n{answer}", answer[1:]}
+        for text in wrong:
+            assert made.score(text, sample) == 0.0, text
 
 
 @settings(max_examples=40)

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pypcd.evaluation import GROUPS, Directory, Plan, paired
 from research.balance import (
@@ -83,21 +81,6 @@ def test_a_group_is_pooled_over_its_questions() -> None:
     first = balance(run, "first")
     assert [row.groups.keys() for row in first] == [{RETRIEVAL}] * 3 and first[1].groups[RETRIEVAL].losses == 1
     assert balance(run, None)[1].groups[RETRIEVAL].n == 5
-
-
-@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=20), st.integers(2, 4))
-def test_more_forms_that_answer_alike_do_not_narrow_the_interval(pairs: list[tuple[bool, bool]], n_forms: int) -> None:
-    """Without forms counted once, four times the same answers would look like four times the evidence."""
-    forms = [("everyday-sort", 1000), ("everyday-sort", 4000), ("everyday-sort-behind", 1000), ("everyday-sort", 2000)]
-
-    def of(n: int) -> GainLoss:
-        return balance(
-            run_of(
-                {(*form, 2 * i + 1): (float(a), float(b), 0.0) for form in forms[:n] for i, (a, b) in enumerate(pairs)}
-            )
-        )[1]
-
-    assert of(n_forms).groups == of(1).groups
 
 
 def test_an_answer_without_greedys_is_not_counted() -> None:

@@ -110,13 +110,6 @@ def test_equal_vectors_lose_one_over_ln_b_whatever_d_is(d: int, base: float) -> 
     assert rates["over_rotated"].log == pytest.approx(1 / math.log(1e5), rel=0.08)
 
 
-def test_the_contrasted_log_rate_is_linear_in_beta() -> None:
-    for beta in (0.0, 0.6, 2.5):
-        rates = PAPER.replace(beta=beta, length=4096).simulate().rates()
-        wanted = (1 + beta) * rates["standard"].log - beta * rates["over_rotated"].log
-        assert rates["contrasted"].log == pytest.approx(wanted, rel=1e-9)
-
-
 @given(st.integers(2, 3000), st.integers(1, 100))
 def test_bins_hold_every_distance_once(length: int, n: int) -> None:
     k = np.arange(float(length))

@@ -8,7 +8,6 @@ from conftest import TOKENS, Load, Tiny, close, reference, tolerance
 
 import pypcd
 from research.layers import read_layers
-from research.spectrum import block_scores
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma2"])
@@ -28,18 +27,6 @@ def test_queries_and_keys_are_the_references_before_rotation(
         close(layers[il].q, q[-1], tolerance(path, of=q))
         close(layers[il].k, k, tolerance(path, of=k))
         close(layers[il].theta, ref._rope[il][0], 1e-12)
-
-
-def test_their_scores_are_the_attention_weights(tiny: Tiny, load: Load) -> None:
-    path, text = tiny("llama"), TOKENS[:40]
-    ref, layers = reference(path), read_layers(load(path, False), text)
-    for il, layer in layers.items():
-        weights = ref.trace(text).attention[il][:, -1]
-        for head in range(ref.n_head):
-            keys = layer.k[:, head // (ref.n_head // ref.n_head_kv)]
-            parts = block_scores(layer.q[head], keys, np.arange(40)[::-1], layer.theta, pairing=layer.pairing)
-            p = np.exp(parts.sum(axis=1) / np.sqrt(ref.head_dim))
-            close(p / p.sum(), weights[head], tolerance(path, of=weights))
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "bloom"])

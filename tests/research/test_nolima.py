@@ -115,18 +115,6 @@ def test_a_question_is_the_same_at_every_length_and_all_are_asked_in_turn(
     assert asked[:5] == asked[5:] and set(asked) == set(CASES)
 
 
-def test_names_books_and_depths_vary(made: NoLiMa) -> None:
-    samples = made.samples(300, 600, Words(), 0)
-    assert {sample.answers[0] for sample in samples} == {"Yuki", "Stuart", "Katie", "Mandy", "Calvin"}
-    assert {sample.extra["book"] for sample in samples} == {"a.txt", "b.txt"}
-    depths = [sample.depth or 0.0 for sample in samples]
-    assert (
-        min(depths) == 0
-        and max(depths) == 1
-        and all(sum(k / 4 <= d <= (k + 1) / 4 for d in depths) > 40 for k in range(4))
-    )
-
-
 def test_the_text_around_the_book_is_the_sets_or_ours(tmp_path: Path) -> None:
     entry = {**ENTRIES[0], "system_prompt": "Be brief."}
     (sample,) = NoLiMa(_write(tmp_path, [entry])).samples(1, 700, Words(), 0)

@@ -53,12 +53,6 @@ def test_a_run_lays_out_the_papers_table(tmp_path: Path, capsys: pytest.CaptureF
     assert "| beam | 89.0 |" in text
 
 
-def test_quick_and_paper_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        research_eval.main(["demo", "--quick", "--paper", "table1"])
-    assert "--quick and --paper choose lengths and methods; give one of them" in capsys.readouterr().err
-
-
 def test_what_is_asked_is_the_tables_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(research_eval.product, "run", lambda args: asked.append(args) or sys.exit(0))

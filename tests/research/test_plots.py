@@ -51,7 +51,7 @@ FIGURES = {
 }
 
 
-def a_spectrum():
+def a_spectrum() -> Figure:
     rng = np.random.default_rng(0)
     return figures.spectrum(
         spectrum(rng.normal(size=(2, 8)), rng.normal(size=(64, 1, 8)), [1, 0.3, 0.1, 0.03], [1, 2, 4, 8])
@@ -114,8 +114,7 @@ FIGURES["balances"] = lambda: figures.balances(
 )
 
 
-@pytest.mark.parametrize("name", FIGURES)
-@pytest.mark.parametrize("kind", plots.FORMATS)
+@pytest.mark.parametrize(("name", "kind"), [*((name, "svg") for name in FIGURES), ("ranks", "png"), ("ranks", "pdf")])
 def test_the_same_data_gives_the_same_bytes(name: str, kind: str, tmp_path) -> None:
     figure = FIGURES[name]()
     assert any(axes.get_xlabel() for axes in figure.axes) or figure._supxlabel is not None
@@ -139,11 +138,6 @@ def test_bars_are_the_counts_in_percent() -> None:
     plain, mine = axes.containers
     assert [round(bar.get_height()) for bar in plain] == [25, 25, 0, 0, 25, 0, 0, 25]
     assert [round(bar.get_height()) for bar in mine] == [75, 0, 25, 0, 0, 0, 0, 0]
-
-
-def test_an_unknown_format_is_an_error(tmp_path) -> None:
-    with pytest.raises(ValueError, match="'.gif'"):
-        plots.save(FIGURES["ranks"](), tmp_path / "a.gif")
 
 
 def test_a_decisive_tokens_bars_are_its_probabilities() -> None:
@@ -196,9 +190,8 @@ def test_a_lane_shows_what_its_evaluation_sees_and_the_answers_in_it() -> None:
     }
     names = [to_hex(label.get_color()) for label in panels[0].get_yticklabels()[:2]]
     assert names == [RED, BLUE]  # those of the rows
+    # an answer that the window cuts is seen in part
 
-
-def test_an_answer_that_the_window_cuts_is_seen_in_part() -> None:
     figure = a_token(Mark("PCD", True, "28-11", (range(22, 26),), "28-11"))
     assert lane(figure, 0)[3:] == [(22, 26, f": {BLUE}"), (24, 26, BLUE)]
     assert lane(figure, 1)[2:] == [(22, 26, BLUE)]
@@ -238,11 +231,9 @@ def test_answers_in_a_very_long_prompt_can_be_seen() -> None:
     assert lane(figure, 0)[3] == (9, 9 + 0.006 * n, f": {BLUE}")
 
 
-HARD = ("漢字 $ and a long beginning ", "$x$_^ \\frac{ ", "W" * 30, "word ")
-
-
-@pytest.mark.parametrize("around", HARD)
-@pytest.mark.parametrize("at", [0, 20, 39])
+@pytest.mark.parametrize(
+    ("around", "at"), [("漢字 $ and a long beginning ", 0), ("$x$_^ \\frac{ ", 20), ("W" * 30, 39), ("word ", 0)]
+)
 def test_texts_that_no_font_has_or_that_look_like_formulas_are_drawn_as_they_are(
     around: str, at: int, tmp_path
 ) -> None:

@@ -107,18 +107,6 @@ def test_an_answer_without_text_is_an_error(vocabulary) -> None:
         vocabulary.first_tokens(["", '"'])
 
 
-def test_next_tokens_follow_the_answer(llm, vocabulary) -> None:
-    token = llm.tokenize(b"43fb-4367", add_bos=False)
-    pieces = [vocabulary.text(t) for t in token]
-    written = b""
-    for i, piece in enumerate(pieces):
-        if written or piece.strip(b" "):
-            assert token[i] in vocabulary.next_tokens(written, b"43fb-4367")
-        written += piece
-    assert vocabulary.next_tokens(b"43fb-4367", b"43fb-4367") == []  # complete
-    assert vocabulary.next_tokens(b"5", b"43fb-4367") == []  # left
-
-
 @pytest.mark.parametrize(
     "text, wanted",
     [
@@ -140,12 +128,6 @@ def test_the_end_is_shown_as_such(llm, vocabulary) -> None:
 
 
 # -- questions --------------------------------------------------------------------------------------------------------
-
-
-def test_questions_are_the_tasks_samples(llm) -> None:
-    samples = task("kv-short").samples(5, 200, ModelTokenizer(llm), 3)
-    asked = list(questions(task("kv-short"), 5, 200, ModelTokenizer(llm), 3))
-    assert asked == [(sample.prompt, sample.answers) for sample in samples]
 
 
 # -- readings ---------------------------------------------------------------------------------------------------------

@@ -73,12 +73,6 @@ def test_the_reach_of_a_block_alone(layer) -> None:
         assert got.reach_alone[j] == pytest.approx(np.mean(reach))
 
 
-def test_nothing_changes_where_nothing_is_turned(layer) -> None:
-    got = spectrum(*layer, THETA, np.ones_like(RHO))
-    np.testing.assert_allclose(got.before.share, got.after.share)
-    np.testing.assert_allclose(got.reach_alone, got.before.reach)
-
-
 def test_one_block_makes_all_of_the_score() -> None:
     q, k = np.zeros((1, D)), np.zeros((N, 1, D))
     q[0, 2] = q[0, 2 + D // 2] = 1.0

@@ -1,23 +1,18 @@
-"""The commands plot, salience, explain and nocache: what they print, what they write, and what they say about mistakes."""
+"""pypcd explain: what it prints, writes and draws, what it says of mistakes. The columns themselves are in test_explain.py."""
 
 from __future__ import annotations
 
-import csv
-import importlib
 import json
-import sys
 
 import pytest
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
-from pypcd import cli
-from pypcd.cli import _terminal, _text
+from pypcd.cli import _terminal, _text, main
 from pypcd.cli import explain as explain_command
 from pypcd.evaluation import ModelTokenizer
 from pypcd.evaluation.tasks.kv import KV_SHORT
 from pypcd.explain.steps import Candidate, Step
-from research.command import command
 
 SAMPLE = next(iter(KV_SHORT.questions(1, 8, seed=2)))
 
@@ -27,95 +22,9 @@ def plain_streams(monkeypatch):
     monkeypatch.setattr(_terminal, "setup", lambda: None)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("cli") / "tiny.gguf"
-    return str(write_tiny_gguf(path, seed=3, chat_template=CHAT_TEMPLATE, n_ctx_train=2048, n_layer=2))
-
-
-RESEARCH = ("plot", "salience", "nocache", "spectrum")
-
-
-def main(words) -> int:
-    """`python -m research.NAME`, or `pypcd NAME`."""
-    name, *others = words
-    if name not in RESEARCH:
-        return cli.main(words)
-    module = importlib.import_module(f"research.{name}")
-    return command(name, module.add_arguments, module.run, others)
-
-
 def run(capsys, *args: str, status: int = 0) -> str:
     assert main(args) == status, capsys.readouterr().err
     return capsys.readouterr().out
-
-
-def read_csv(path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-# -- plot -------------------------------------------------------------------------------------------------------------
-
-
-def test_plot_decay_prints_the_claims_and_writes_what_it_draws(capsys, tmp_path) -> None:
-    pytest.importorskip("matplotlib")
-    small = ("plot", "decay", "--d", "64", "--length", "512")
-    text = run(capsys, *small, "--out", str(tmp_path / "new"))
-    assert "claim of the paper" in text and "A.4" in text and "B'" in text
-    names = {path.name for path in (tmp_path / "new").iterdir()}
-    assert names == {"decay.png", "decay.csv", "decay.json", "decay_grid.png", "decay_grid.csv"}
-    rows = read_csv(tmp_path / "new/decay.csv")
-    assert len(rows) == 512 and [float(rows[0][c]) for c in ("standard", "over_rotated", "contrasted")] == [1, 1, 1]
-    record = json.loads((tmp_path / "new/decay.json").read_text())
-    assert record == json.loads(run(capsys, *small, "--json"))
-    assert len(record["grid"]) == 20 and f"{record['claims']['claimed']:.5f}" in text
-    assert f"{record['rates']['standard']['log']:.4f}" in text
-
-
-def test_plot_decay_without_the_grid(capsys, tmp_path) -> None:
-    options = ("plot", "decay", "--d=16", "--length=64", "--no-grid", "--vectors=bound", "--no-transition")
-    record = json.loads(run(capsys, *options, "--json"))
-    assert record["grid"] == []
-    assert (record["setting"]["vectors"], record["setting"]["transition"]) == ("bound", "none")
-    assert "one value changed" not in run(capsys, *options)
-
-
-# -- salience ---------------------------------------------------------------------------------------------------------
-
-QUICK = ("salience", "demo", "--length=96,160", "--n=4", "--threads=1")
-
-
-def test_salience_prints_and_writes_the_same_figures(capsys, tmp_path) -> None:
-    pytest.importorskip("matplotlib")
-    text = run(capsys, *QUICK, "--out", str(tmp_path), "--format=svg")
-    assert {p.name for p in tmp_path.iterdir()} == {
-        "salience.svg", "ranks.svg", "logits.svg", "salience.csv", "readings.csv", "salience.json",
-    }  # fmt: skip
-    record = json.loads((tmp_path / "salience.json").read_text())
-    assert record == json.loads(run(capsys, *QUICK, "--json"))
-    assert record["task"] == "kv-short" and [c["method"] for c in record["cells"]] == ["greedy", "PCD"] * 2
-    assert sum(record["ranks"]["greedy"]) == sum(record["ranks"]["PCD"]) == 8
-    readings = read_csv(tmp_path / "readings.csv")
-    assert len(readings) == 16
-    for cell in record["cells"]:
-        mine = [r for r in readings if (int(r["length"]), r["method"]) == (cell["length"], cell["method"])]
-        ranks = [int(r["rank"]) for r in mine]
-        assert cell["salience"] == pytest.approx(sum(1 / r for r in ranks) / 4)
-        assert f"{cell['salience']:.3f}" in text
-    curves = read_csv(tmp_path / "salience.csv")
-    assert [float(c["gold_logit"]) for c in curves] == [c["gold_logit"] for c in record["cells"]]
-    assert float(curves[0]["other_logit_1"]) == record["cells"][0]["competitor_logits"][0]
-
-
-def test_salience_of_another_setting_and_seed(capsys) -> None:
-    first = json.loads(run(capsys, *QUICK, "--json", "--seed=1", "--pcd=beta=0"))
-    assert first["pcd"]["beta"] == 0
-    for plain, mine in zip(first["cells"][::2], first["cells"][1::2]):
-        assert plain["salience"] == mine["salience"]  # beta 0 leaves the order of L
-
-
-# -- explain ----------------------------------------------------------------------------------------------------------
 
 
 def test_explain_in_text_json_and_html(capsys, tmp_path, monkeypatch) -> None:
@@ -220,7 +129,10 @@ def test_explain_has_nothing_to_draw_where_plain_decoding_writes_the_same(capsys
     assert not picture.exists()
 
 
-def test_explain_through_the_chat_template(capsys, model) -> None:
+def test_explain_through_the_chat_template(capsys, tmp_path) -> None:
+    model = str(
+        write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, chat_template=CHAT_TEMPLATE, n_ctx_train=2048, n_layer=2)
+    )
     record = json.loads(run(capsys, "explain", model, "-p", "hi", "--chat", "--max-tokens=2", "--json"))
     plain = json.loads(run(capsys, "explain", model, "-p", "hi", "--max-tokens=2", "--json"))
     assert record["n_prompt"] > plain["n_prompt"] and len(plain["steps"]) == 2
@@ -262,76 +174,31 @@ def test_explains_legend_names_only_what_is_shown(capsys) -> None:
         assert ("* leads" in legend, "beta:" in legend) == (gold, beta)
 
 
-# -- nocache ----------------------------------------------------------------------------------------------------------
-
-
-def test_nocache(capsys) -> None:
-    options = ("nocache", "demo", "--length=96", "--n=1", "--n-tokens=2", "--threads=1")
-    text = run(capsys, *options)
-    assert all(name in text for name in ("greedy", "pcd ", "pcd:cache=shared", "pcd:cache=separate", "pcd:window"))
-    record = json.loads(run(capsys, *options, "--method=pcd:cache=separate", "--json"))
-    [check] = record["checks"]
-    assert check["method"] == "pcd:cache=separate" and check["is_same"] and check["n_steps"] == 2
-    assert check["local"] < 0.05 < check["effect"]
-
-
-# -- mistakes ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    "args, named",
+    ("args", "named"),
     [
-        (("plot", "decay", "--d", "7"), "d is 7"),
-        (("plot", "decay", "--over-base", "1e9"), "over_base is 1000000000.0"),
-        (("plot", "decay", "--out", __file__), "is a file; allowed: a folder"),
-        (("salience", "demo", "--task", "kv-shrt"), "did you mean 'kv-short'"),
-        (("salience", "demo", "--pcd", "off"), "--pcd is off"),
-        (("salience", "demo", "--length", "16"), "n_tokens is 16"),
-        (("salience", "demo", "--length", "x"), "--length has 'x'"),
-        (("salience", "none.gguf"), "none.gguf"),
-        (("salience", "demo", "--out", __file__), "is a file; allowed: a folder"),
-        (("explain", "demo", "-p", ""), "the prompt is empty"),
-        (("explain", "demo", "-p", "x", "--pcd", "off"), "--pcd is off"),
-        (("explain", "demo", "-p", "x", "-f", "y"), "-p and -f"),
-        (("explain", "demo", "-p", "x", "--question", "kv-short:240:1"), "-p and --question"),
-        (("explain", "demo", "--question", "kv-short"), "--question is 'kv-short'; allowed: a task"),
-        (("explain", "demo", "--question", "kv-short:240,480:1"), "allowed: a task, a length and an index"),
-        (("explain", "demo", "--question", "kv-shrt:240:1"), "did you mean 'kv-short'"),
-        (("explain", "demo", "--question", "kv-short:x:1"), "--question has 'x'"),
-        (("explain", "demo", "--question", "kv-short:240:300"), "integer from 0 to 299"),
-        (("explain", "demo", "-f", "/none/such"), "/none/such: No such file"),
-        (("explain", "demo", "-p", "x", "--gold", ""), "--gold is empty"),
-        (("explain", "demo", "-p", "x", "--html", "/none/such/page.html"), "--html"),
-        (("explain", "demo", "-p", "x", "--picture", "/none/such/a.png"), "--picture"),
-        (("explain", "demo", "-p", "x", "--picture", "a.gif"), "'.gif'"),
-        (("explain", "demo", "-p", "x", "--pcd", "betta=1"), "did you mean 'beta'"),
-        (("explain", "demo", "-p", "x " * 400, "--n-ctx", "256"), "give a larger --n-ctx"),
-        (("nocache", "demo", "--method", "pdc"), "did you mean 'pcd'"),
-        (("nocache", "demo", "--method", ","), "--method is empty"),
-        (("nocache", "demo", "--length", "64,128"), "--length"),
+        (("-p", ""), "the prompt is empty"),
+        (("-p", "x", "--pcd", "off"), "--pcd is off"),
+        (("-p", "x", "-f", "y"), "-p and -f"),
+        (("-p", "x", "--question", "kv-short:240:1"), "-p and --question"),
+        (("--question", "kv-short"), "--question is 'kv-short'; allowed: a task"),
+        (("--question", "kv-short:240,480:1"), "allowed: a task, a length and an index"),
+        (("--question", "kv-short:240:300"), "integer from 0 to 299"),
+        (("-f", "/none/such"), "/none/such: No such file"),
+        (("-p", "x", "--gold", ""), "--gold is empty"),
+        (("-p", "x", "--html", "/none/such/page.html"), "--html"),
+        (("-p", "x", "--picture", "/none/such/a.png"), "--picture"),
+        (("-p", "x", "--picture", "a.gif"), "'.gif'"),
+        (("-p", "x " * 400, "--n-ctx", "256"), "give a larger --n-ctx"),
     ],
 )
 def test_mistakes_are_one_sentence_and_status_2(args, named, capsys) -> None:
-    assert main(args) == (1 if "256" in args else 2)  # a prompt that does not fit is none
+    assert main(["explain", "demo", *args]) == (1 if "256" in args else 2)  # a prompt that does not fit is none
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("pypcd: ") and named in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("args", [("plot", "decay"), ("salience", "demo")])
-def test_without_matplotlib_pictures_are_refused_and_tables_are_not(args, capsys, monkeypatch, tmp_path) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    out = tmp_path / "new"
-    assert main([*args, "--out", str(out)]) == 1
-    printed, err = capsys.readouterr()
-    assert printed == "" and "pip install matplotlib" in err
-    assert not out.exists()
-    if args[1] == "plot":
-        assert "standard" in run(capsys, *args, "--d=16", "--length=64", "--no-grid")
-
-
 def test_a_model_that_cannot_run_pcd_is_refused(capsys, tmp_path) -> None:
-    base = str(write_tiny_gguf(tmp_path / "base.gguf", "bloom"))
-    for args in (("salience", base, "--pcd=paper"), ("explain", base, "-p", "x", "--pcd=paper")):
-        assert main(args) == 1
-        out, err = capsys.readouterr()
-        assert out == "" and "cannot run here: the architecture 'bloom'" in err
+    assert main(["explain", str(write_tiny_gguf(tmp_path / "base.gguf", "bloom")), "-p", "x", "--pcd=paper"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and "cannot run here: the architecture 'bloom'" in err
