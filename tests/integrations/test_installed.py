@@ -292,7 +292,10 @@ def test_unset_it_imports_nothing_and_set_it_imports_the_finder_alone(start: str
     for value in ("", "off", "no", " 0"):
         assert runs(start + IS_THERE, "--model", "pypcd", PYPCD=value) == "\n\n"
     for value in ("unsure", "nonsense"):
-        assert runs(start + IS_THERE, PYPCD=value) == "pypcd pypcd.integrations.finder\npypcd.finder\n"
+        assert (
+            runs(start + IS_THERE, PYPCD=value)
+            == "pypcd pypcd.integrations pypcd.integrations.finder\npypcd.integrations.finder\n"
+        )
 
 
 @pytest.mark.parametrize(("value", "seen"), [("window", "window"), ("off", None)])
