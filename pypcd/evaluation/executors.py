@@ -150,7 +150,7 @@ class Cluster(Executor, contextlib.AbstractContextManager["Cluster"]):
     """
 
     def __init__(self, address: str) -> None:
-        if address.startswith("local"):
+        if address.startswith("local:"):
             raise InputError(f"cluster is {address!r}; processes of this machine are jobs: --jobs 4")
         self.address = address
         self._dask = require("distributed", "a cluster")

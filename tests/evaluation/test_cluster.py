@@ -185,6 +185,7 @@ def test_what_is_no_scheduler_is_told_of(tmp_path: Path) -> None:
         for address, text in (
             ("nowhere.json", ""),
             ("127.0.0.1:1", ""),
+            ("localhost:1", ""),
             (f"127.0.0.1:{port}", ""),
             (str(file), "{}"),
             (str(file), "{"),
