@@ -282,26 +282,35 @@ def _map(
 ) -> Work:
     """The answers of a pool, as they come.
 
+    Questions that waited where another one ended its process are counted as having ended it too. So each one that seems to have ended
+    all of its processes is asked again, alone, before it fails.
+
     Args:
         pool: a concurrent.futures.Executor, or Dask's like one.
         killed: what it raises for a question that ended every process that was asked it.
     """
     run = uuid.uuid4().hex
     asked = {pool.submit(_done, functools.partial(_answer, run, make, item)): item for item in todo.items()}
+    suspects = {}
     try:
         for future in concurrent.futures.as_completed(asked):
             question, methods = asked[future]
             try:
                 refusals, answers = _value(future.result())
             except killed as error:
+                suspects[question] = methods
                 why = f"every worker that was asked it ended ({error}); their logs say why"
-                answers = [((*question, method), failed_record((*question, method), why)) for method in methods]
-            else:
-                refused.update(refusals)
+                continue
+            refused.update(refusals)
             yield from answers
     finally:
         for future in asked:
             future.cancel()
+    for question, methods in suspects.items():
+        if len(todo) > 1:
+            yield from _map(pool, make, {question: methods}, refused, killed)
+        else:
+            yield from (((*question, method), failed_record((*question, method), why)) for method in methods)
 
 
 def failed_record(key: Key, why: str) -> Record:
