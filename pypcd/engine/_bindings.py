@@ -172,15 +172,3 @@ pcd_entropy = _bind("llama_pcd_entropy", ctypes.c_float, _float_p, ctypes.c_int3
 sampler_init_pcd = _bind("llama_sampler_init_pcd", llama_cpp.llama_sampler_p_ctypes, _ctx_p)
 sampler_pcd_set_row = _bind("llama_sampler_pcd_set_row", None, llama_cpp.llama_sampler_p_ctypes, ctypes.c_int32)
 pcd_set_amx = _bind("llama_pcd_set_amx", None, ctypes.c_bool)
-pcd_step_times = _bind(
-    "llama_pcd_step_times",
-    ctypes.c_int32,
-    ctypes.POINTER(ctypes.c_int32),
-    ctypes.c_int32,
-    ctypes.c_int32,
-    ctypes.c_int32,
-    ctypes.c_int32,
-    ctypes.POINTER(ctypes.c_double),
-    ctypes.c_char_p,
-    ctypes.c_size_t,
-)
