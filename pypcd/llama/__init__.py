@@ -74,8 +74,7 @@ class Llama(llama_cpp.Llama):
         n_seq_max: how many sequences the caller's own batches may have, decoded through `llm.ctx`; 1 to 192, at most
             n_batch. They share n_ctx.
         use_extra_bufts: whether weights may be repacked for the CPU's matrix kernels; None: yes, for those of AMX if a
-            probe has found that they work (some compilers break them). True forces AMX on, also for stock models that are
-            opened next.
+            probe has found that they work (some compilers break them; docs/troubleshooting.md, AMX is off).
         rpc_servers: other machines that compute, each a `pypcd rpc-server`: "host:port,host:port" or a sequence. Layers,
             caches and second keys are spread over their devices, in this order, and then this machine's GPUs. Each serves
             one process at a time. ggml ends this process if one is lost later.
