@@ -14,13 +14,12 @@ import numpy.typing as npt
 
 from pypcd.engine import _log
 from pypcd.engine._calls import context, memory, stock
-from pypcd.engine._handles import check_shift, is_open, shifts
+from pypcd.engine._handles import is_open
 from pypcd.engine._model import slides
 from pypcd.errors import PCDError
 
 __all__ = [
     "cache_settings",
-    "can_shift",
     "clear",
     "copy_sequence",
     "decode",
@@ -31,7 +30,6 @@ __all__ = [
     "rows",
     "save_sequence",
     "set_abort",
-    "shift",
 ]
 
 _ALL = -1  # sequences
@@ -186,21 +184,6 @@ def cache_settings(llm: llama_cpp.Llama) -> str:
         if value != other:
             words.append(f"{name}={value:g}")
     return " ".join(words)
-
-
-def can_shift(llm: llama_cpp.Llama) -> bool:
-    """Whether positions in the cache can be moved."""
-    return shifts(llm._ctx) and bool(llama_cpp.llama_memory_can_shift(memory(llm)))
-
-
-def shift(llm: llama_cpp.Llama, seq: int, first: int, last: int, by: int) -> None:
-    """Move positions first to last - 1 of a sequence.
-
-    Raises:
-        PCDError: llama.cpp cannot move these keys.
-    """
-    check_shift(llm._ctx)
-    llama_cpp.llama_memory_seq_add(memory(llm), seq, first, last, by)
 
 
 _aborts: weakref.WeakKeyDictionary[llama_cpp.Llama, Any] = weakref.WeakKeyDictionary()  # keeps callbacks alive

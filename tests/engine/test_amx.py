@@ -55,13 +55,17 @@ def test_other_logits_are_found_wrong() -> None:
     assert _amx_probe.verdict(plain + 0.01 * rng.normal(size=plain.shape), plain) == "right"
     one_row = np.stack([plain[0], rng.normal(size=100)])  # a single token's products alone
     for rows in (one_row, 0 * plain, np.full_like(plain, np.nan), np.full_like(plain, np.inf)):
-        assert _amx_probe.verdict(rows, plain).startswith("ggml's kernels for it compute wrongly here (logits differ by")
+        assert _amx_probe.verdict(rows, plain).startswith(
+            "ggml's kernels for it compute wrongly here (logits differ by"
+        )
 
 
 def test_the_probe_answers_and_says_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
     verdict, is_certain = _amx._probe()
     if HAS_AMX:
-        found = r"right|ggml's kernels for it (crash here \([A-Z][a-z ]+\)|compute wrongly here \(logits differ by .+\))"
+        found = (
+            r"right|ggml's kernels for it (crash here \([A-Z][a-z ]+\)|compute wrongly here \(logits differ by .+\))"
+        )
         assert is_certain and re.fullmatch(found, verdict), verdict
     else:
         assert (verdict, is_certain) == ("the probe ended with exit code 0, saying 'none'", False)
