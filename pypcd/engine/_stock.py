@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from pypcd.engine import _log
 from pypcd.engine._bindings import only_native
-from pypcd.engine._results import PCDLogits, PCDStats, no_rows
+from pypcd.engine._results import PCDLogits, PCDStats
 from pypcd.errors import PCDError, UnsupportedError
 from pypcd.settings import formula
 from pypcd.settings.config import PCDConfig
@@ -157,7 +157,7 @@ class _Token:
 
 
 class Stock:
-    """PCD in one context.
+    """PCD in one context, by the functions of Native.
 
     Args:
         ctx: the llama_context.
@@ -512,23 +512,13 @@ class Stock:
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
-    def logits(self, i: int) -> PCDLogits:
+    def logits(self, i: int) -> PCDLogits | None:
         one = self._find(i)
         if one is None:
-            raise no_rows(i)
-        row = one.row or _Row(self._copy(one.index))
+            return None
+        row = one.row or _Row(self._view(one.index))
         contrasted = row.standard if row.contrasted is None else row.contrasted
         return PCDLogits(row.standard, row.local, contrasted, row.beta)
-
-    def best(self, i: int) -> tuple[int, int] | None:
-        one = self._find(i)
-        if one is None or one.row is None or one.row.beta is None or one.row.contrasted is None:
-            return None
-        return int(one.row.standard.argmax()), int(one.row.contrasted.argmax())
-
-    def has_twin(self, i: int) -> bool:
-        one = self._find(i)
-        return one is not None and one.row is not None and one.row.local is not None
 
     def row(self, i: int) -> Logits | None:
         """What callers see of entry i of the last batch, if llama.cpp has no row under this index."""

@@ -714,10 +714,8 @@ class Llama(llama_cpp.Llama):
         if not self._answer.n_tokens:
             setting = self._pcd if self._combines else None
             self._answer = PCDAnswer(setting, n_prompt=self.n_tokens)
-        is_on = self._answer.setting is not None
-        self._answer = self._answer.with_token(
-            token, lib.pcd(self).best(at) if is_on else None, is_on and lib.pcd(self).has_twin(at)
-        )
+        rows = None if self._answer.setting is None else lib.pcd(self).logits(at)
+        self._answer = self._answer.with_token(token, rows)
 
     # -- looking inside --------------------------------------------------------------------------------------------
 
@@ -731,7 +729,13 @@ class Llama(llama_cpp.Llama):
         Raises:
             PCDError: the last evaluation was without PCD, or there was none.
         """
-        return lib.pcd(self).logits(i)
+        logits = lib.pcd(self).logits(i)
+        if logits is None:
+            raise PCDError(
+                f"there are no PCD logits for row {i}: evaluate tokens first, with pcd=True; of a batch, only tokens whose logits were "
+                "requested have them"
+            )
+        return logits.copy()
 
     @property
     def last_answer(self) -> PCDAnswer:
