@@ -140,15 +140,13 @@ class Llama(llama_cpp.Llama):
         self._is_restored = False  # by load_state: then there are no logits of the last token
         # logits processors, grammars
         self._processors: lock.Processors | None = None  # those of the sampler
-        self._is_whole = False  # within a call that returns a whole answer
         self._n_constrained = 0  # answers left plain under a grammar
         self._answer = PCDAnswer()
-        pcd = load(pcd)  # a profile is read once
-        config = PCDConfig.resolve(pcd)
+        self.model_path = path = resolve_model(model_path)
+        config = self._resolve(pcd)
         self._n_seq_max = Integer(1, lib.N_SEQUENCES)("n_seq_max", n_seq_max)
         self._rpc_servers, servers = rpc_servers, parse_servers(rpc_servers)
         self._engine = lib.choose_engine(engine)
-        path = resolve_model(model_path)
         lib.clear_errors()
 
         self._use_extra_bufts = use_extra_bufts  # as given
@@ -181,8 +179,7 @@ class Llama(llama_cpp.Llama):
             self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
             self._fingerprint, self._weights_id = saved_state.fingerprint(path), saved_state.weights_id(path)
             self._keeps_state = lib.is_recurrent(self)
-            self.pcd = config
-            self._warn_profile_mismatch(pcd)
+            self._apply(config)
             self._warn_beyond_training(opening)
         except BaseException:
             self.close()  # a traceback may keep this object alive for long
@@ -235,20 +232,16 @@ class Llama(llama_cpp.Llama):
 
     @pcd.setter
     def pcd(self, setting: PCDSetting) -> None:
-        config = self._resolve(setting)
-        self._apply(config)
+        self._apply(self._resolve(setting))
         if self._pcd is not None:
             lib.pcd(self).trim()
 
     def _resolve(self, setting: PCDSetting) -> PCDConfig | None:
+        """The setting that a caller means. All that begins with an underscore takes what this returns; None is off there."""
         setting = load(setting)
-        config = PCDConfig.resolve(setting, self._pcd)
-        self._warn_profile_mismatch(setting)
-        return config
-
-    def _warn_profile_mismatch(self, setting: PCDSetting) -> None:
         if isinstance(setting, Profile) and (text := setting.remark(self.model_path)):
             lib.logger.warning("%s", text)
+        return PCDConfig.resolve(setting, self._pcd)
 
     def _warn_beyond_training(self, kwargs: Mapping[str, Any]) -> None:
         """A text as long as the context may be longer than any that the model was trained on; several share it otherwise."""
@@ -320,13 +313,10 @@ class Llama(llama_cpp.Llama):
             self._requires_eval = True  # the present logits were made under the old setting
 
     @contextlib.contextmanager
-    def _pcd_set_to(self, setting: PCDSetting) -> Iterator[None]:
-        """A block under this setting; None leaves the setting as it is."""
-        if setting is None:
-            yield
-            return
+    def _pcd_set_to(self, config: PCDConfig | None) -> Iterator[None]:
+        """A block under this setting. Second keys stay."""
         before, was_asked = (self._pcd, self._combines), self._call_has_pcd
-        self._apply(self._resolve(setting))
+        self._apply(config)
         self._call_has_pcd = True
         try:
             yield
@@ -402,31 +392,13 @@ class Llama(llama_cpp.Llama):
         """
         return self._call(pcd, super().create_completion, *args, **kwargs)
 
-    @overload  # type: ignore[override]
-    def __call__(
-        self,
-        prompt: str | list[int],
-        *,
-        stream: Literal[False] = False,
-        pcd: PCDSetting = None,
-        **kwargs: Unpack[options.Completion],
-    ) -> CreateCompletionResponse: ...
-    @overload
-    def __call__(
-        self,
-        prompt: str | list[int],
-        *,
-        stream: Literal[True],
-        pcd: PCDSetting = None,
-        **kwargs: Unpack[options.Completion],
-    ) -> Iterator[CreateCompletionResponse]: ...
-    @overload
-    def __call__(
-        self, prompt: str | list[int], *, stream: bool, pcd: PCDSetting = None, **kwargs: Unpack[options.Completion]
-    ) -> CreateCompletionResponse | Iterator[CreateCompletionResponse]: ...
-    def __call__(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
-        """create_completion()."""
-        return self.create_completion(*args, pcd=pcd, **kwargs)
+    if TYPE_CHECKING:
+        __call__ = create_completion
+    else:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            """create_completion()."""
+            return self.create_completion(*args, **kwargs)
 
     @overload  # type: ignore[override]
     def create_chat_completion(
@@ -466,42 +438,26 @@ class Llama(llama_cpp.Llama):
         if "response_format" in kwargs:
             kwargs["response_format"] = arguments.response_format(kwargs["response_format"])
         if setting is None:
-            return function(*args, **kwargs) if kwargs.get("stream") else self._call_whole(function, *args, **kwargs)
-        setting = self._resolve(setting) or False  # once, for the call and for a returned stream
-        with self._pcd_set_to(setting):
-            result = function(*args, **kwargs)
-        return self._steps(setting, result) if isinstance(result, Iterator) else result
-
-    def _call_whole(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A call that ends before anybody else uses the model: generate() may turn PCD off, once, and it is turned on here again."""
-        before, was_whole = self.pcd, self._is_whole
-        self._is_whole = True
-        try:
             return function(*args, **kwargs)
-        finally:
-            self._is_whole = was_whole
-            if self.pcd is not before and lib.is_open(self):
-                self._apply(before)
+        config = self._resolve(setting)
+        with self._pcd_set_to(config):
+            result = function(*args, **kwargs)
+        return self._steps(config, result) if isinstance(result, Iterator) else result
 
-    def _steps(self, setting: PCDSetting, iterator: Iterator[_T]) -> Generator[_T, Any, None]:
+    def _steps(self, config: PCDConfig | None, iterator: Iterator[_T]) -> Generator[_T, Any, None]:
         """The same iterator, with every step run under a setting, and nothing between the steps."""
-        config = self._resolve(setting)  # raise errors now, not when the stream is first read
-
-        def under_it() -> Generator[_T, Any, None]:
-            sent = None
-            try:
-                while True:
-                    with self._lock, self._pcd_set_to(False if config is None else config):
-                        try:
-                            item = iterator.send(sent) if isinstance(iterator, Generator) else next(iterator)
-                        except StopIteration:
-                            return
-                    sent = yield item
-            finally:
-                if isinstance(iterator, Generator):
-                    iterator.close()
-
-        return under_it()
+        sent = None
+        try:
+            while True:
+                with self._lock, self._pcd_set_to(config):
+                    try:
+                        item = iterator.send(sent) if isinstance(iterator, Generator) else next(iterator)
+                    except StopIteration:
+                        return
+                sent = yield item
+        finally:
+            if isinstance(iterator, Generator):
+                iterator.close()
 
     def generate(  # type: ignore[override]
         self, tokens: Sequence[int], *args: Any, pcd: PCDSetting = None, **kwargs: Unpack[options.Generation]
@@ -518,12 +474,8 @@ class Llama(llama_cpp.Llama):
         self._check_drafts(self._pcd)  # it may have been assigned meanwhile
         is_asked = pcd is not None or self._call_has_pcd or self._pcd is None
         is_left_plain = not is_asked and _has_grammar(args, kwargs)
-        if is_left_plain and self._is_whole:
-            self._apply(None)
-        elif is_left_plain:
-            pcd = False
         text = self._text_of(super().generate(tokens, *args, **kwargs), is_left_plain)
-        return text if pcd is None else self._steps(pcd, text)
+        return text if pcd is None and not is_left_plain else self._steps(self._resolve(pcd), text)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens. Of a long prompt, only the last batch's logits can be read, so only that batch gets a twin. With PCD generate()
@@ -644,7 +596,7 @@ class Llama(llama_cpp.Llama):
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """llama_cpp.Llama.embed; embeddings have nothing to contrast."""
         self._n_changes += 1
-        with self._pcd_set_to(False):
+        with self._pcd_set_to(None):
             return super().embed(*args, **kwargs)
 
     @property
@@ -750,7 +702,7 @@ class Llama(llama_cpp.Llama):
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
-        cls, repo_id: str, filename: str | None, *args: Any, **kwargs: Unpack[options.FromHub]
+        cls, repo_id: str, filename: str | None, *args: Any, **kwargs: Any
     ) -> Self:
         """Opens a model file of the Hugging Face Hub, which is downloaded if need be; the package huggingface-hub has to be installed."""
         return super().from_pretrained(repo_id, filename, *args, **kwargs)  # type: ignore[return-value]  # it calls cls()
