@@ -18,7 +18,7 @@ from pypcd.cli import _loading, _options, _terminal
 from pypcd.decode import Session
 from pypcd.decode.replay import attention
 from pypcd.gguf import DEMO_MODEL, read_gguf, resolve_model
-from pypcd.llama.machine import backends, devices, has_gpu, n_threads, total_memory
+from pypcd.llama.machine import has_gpu, n_threads, total_memory
 from pypcd.prompt import Prompt
 from pypcd.settings import formula
 
@@ -72,16 +72,17 @@ def machine_facts() -> dict[str, Any]:
     """What models are computed on here, and with how many threads."""
     n_decode, n_batch = n_threads()
     amx = engine.configure_amx()
-    features = engine.cpu_features()
+    features, backends = engine.cpu_features(), engine.backends()
     return {
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "threads": n_decode,
         "threads_batch": n_batch,
         "memory": total_memory(),
         "gpu_offload": has_gpu(),
-        "backends": backends(),
-        "idle_backends": engine.idle_backends(),
-        "devices": devices(),
+        "backends": list(backends),
+        # RPC has none until servers are named
+        "idle_backends": [name for name, n in backends.items() if n == 0 and name != "RPC"],
+        "devices": engine.devices(),
         "cpu_features": features,
         "amx": f"{'on' if amx.on else 'off' if amx.exists else 'none'}: {amx.why}",
         "repacked": "REPACK = 1" in features,

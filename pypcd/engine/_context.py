@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd.engine import _log
-from pypcd.engine._calls import context, memory, stock
+from pypcd.engine._calls import batch_of, context, memory, stock
 from pypcd.engine._handles import is_open
 from pypcd.engine._model import slides
 from pypcd.errors import PCDError
@@ -63,17 +63,10 @@ def decode(llm: llama_cpp.Llama, entries: Sequence[tuple[int, int, int, bool]]) 
     Raises:
         PCDError: it failed for another reason; the message has it.
     """
-    batch = llama_cpp.llama_batch_init(len(entries), 0, 1)
-    try:
-        batch.n_tokens = len(entries)
-        for i, (token, pos, seq, wanted) in enumerate(entries):
-            batch.token[i], batch.pos[i], batch.logits[i] = token, pos, wanted
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
+    with batch_of([(token, pos, [seq], wanted) for token, pos, seq, wanted in entries]) as batch:
         _log.clear_errors()
         twins = stock(llm)
         status = twins.decode(batch) if twins else llama_cpp.llama_decode(context(llm), batch)
-    finally:
-        llama_cpp.llama_batch_free(batch)
     if status not in (0, 1):
         raise PCDError(f"llama_decode returned {status}: {_log.reason()}")
     return bool(status == 0)

@@ -32,6 +32,7 @@ import numpy.typing as npt
 
 from pypcd.engine import _log
 from pypcd.engine._bindings import only_native
+from pypcd.engine._calls import batch_of
 from pypcd.engine._results import PCDLogits, PCDStats
 from pypcd.errors import PCDError, UnsupportedError
 from pypcd.settings import formula
@@ -197,8 +198,7 @@ class Stock:
         return None
 
     def trim(self) -> None:
-        if self._config is None:
-            self._asked = []
+        pass  # there are no second keys
 
     def refusal(self, config: PCDConfig) -> str | None:
         what = needs(config)
@@ -475,7 +475,7 @@ class Stock:
             self._is_evaluating = False
 
     def _evaluate_tokens(self, tokens: Sequence[_Token]) -> int:
-        with _batch(tokens) as batch:
+        with batch_of([(one.token, one.pos, one.seqs, one.asked) for one in tokens]) as batch:
             return self._evaluate(batch)
 
     # -- the contrast --------------------------------------------------------------------------------------------------
@@ -545,19 +545,3 @@ class Stock:
         if not pointer:
             raise PCDError(f"llama.cpp has no logits for row {i}: {_log.reason()}")
         return np.ctypeslib.as_array(pointer, shape=(self._n_vocab,))
-
-
-@contextlib.contextmanager
-def _batch(tokens: Sequence[_Token]) -> Iterator[Any]:
-    """A llama_batch of tokens."""
-    batch = llama_cpp.llama_batch_init(len(tokens), 0, max(len(one.seqs) for one in tokens))
-    try:
-        batch.n_tokens = len(tokens)
-        for i, one in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.logits[i] = one.token, one.pos, one.asked
-            batch.n_seq_id[i] = len(one.seqs)
-            for k, seq in enumerate(one.seqs):
-                batch.seq_id[i][k] = seq
-        yield batch
-    finally:
-        llama_cpp.llama_batch_free(batch)

@@ -47,14 +47,6 @@ LEFT_PLAIN = (
     "itself turns it on (docs/settings.md, Structured output)"
 )
 
-_GRAMMAR = list(inspect.signature(llama_cpp.Llama.generate).parameters).index("grammar") - 2  # without self and tokens
-
-
-def _has_grammar(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether these arguments of generate() have a grammar. A JSON schema and a forced tool become one on their way there; a
-    constraint that is a logits processor cannot be told from other processors."""
-    return (args[_GRAMMAR] if len(args) > _GRAMMAR else kwargs.get("grammar")) is not None
-
 
 @lock.guarded
 class Llama(llama_cpp.Llama):
@@ -473,8 +465,11 @@ class Llama(llama_cpp.Llama):
             )
         self._check_drafts(self._pcd)  # it may have been assigned meanwhile
         is_asked = pcd is not None or self._call_has_pcd or self._pcd is None
-        is_left_plain = not is_asked and _has_grammar(args, kwargs)
-        text = self._text_of(super().generate(tokens, *args, **kwargs), is_left_plain)
+        generate = super().generate
+        # a JSON schema and a forced tool are a grammar by now; a constraint that is a logits processor looks like any other processor
+        grammar = inspect.signature(generate).bind(tokens, *args, **kwargs).arguments.get("grammar")
+        is_left_plain = grammar is not None and not is_asked
+        text = self._text_of(generate(tokens, *args, **kwargs), is_left_plain)
         return text if pcd is None and not is_left_plain else self._steps(self._resolve(pcd), text)
 
     def eval(self, tokens: Sequence[int]) -> None:
@@ -533,9 +528,10 @@ class Llama(llama_cpp.Llama):
         self._requires_eval = False
 
     def save_state(self) -> llama_cpp.LlamaState:
-        """llama_cpp.Llama.save_state, with what tells this model's states from others'."""
+        """llama_cpp.Llama.save_state, with a seal that tells this model's states from others', also after they were pickled."""
         state = super().save_state()
-        return saved_state.sealed(self._fingerprint, state)
+        vars(state)["seal"] = {"weights": self._fingerprint}
+        return state
 
     def reset(self) -> None:
         """llama_cpp.Llama.reset. Sequences keep their settings (set_sequence_pcd)."""

@@ -6,6 +6,7 @@ import ctypes
 import math
 from typing import Any, get_args
 
+import c_functions
 import numpy as np
 import pytest
 import reference
@@ -33,7 +34,7 @@ STRONG: Setting = {"adaptive": "jsd", "beta": 5.0}
 def c_strength(standard: Any, over: Any, beta: float = 1.0, adaptive: int = 1) -> float:
     rows = [np.ascontiguousarray(row, np.float32) for row in (standard, over)]
     pointers = [row.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) for row in rows]
-    return _native.pcd_strength(*pointers, len(rows[0]), beta, adaptive)
+    return c_functions.pcd_strength(*pointers, len(rows[0]), beta, adaptive)
 
 
 def random_rows(seed: int, n: int, spread: float, apart: float) -> tuple[np.ndarray, np.ndarray]:

@@ -9,6 +9,7 @@ import pickle
 import re
 from typing import Any, get_args
 
+import c_functions
 import numpy as np
 import pytest
 from hypothesis import given
@@ -44,7 +45,7 @@ configs = st.builds(
 
 
 def test_the_library_has_the_same_defaults() -> None:
-    ours, theirs = native_params(PCDConfig()), _native.pcd_default_params()
+    ours, theirs = native_params(PCDConfig()), c_functions.pcd_default_params()
     for name, kind in _native.Params._fields_:
         assert getattr(ours, name) == getattr(theirs, name), name
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 
+import c_functions
 import numpy as np
 import pytest
 import reference
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 
 import pypcd
 import pypcd.settings.formula
-from pypcd.engine import _bindings as _native
 from pypcd.settings.fields import FIELDS
 from pypcd.settings.formula import contrast, frequencies, rank, rho
 
@@ -28,7 +28,7 @@ logits = st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4)), min_size=1,
 def c_rho(n_rot: int, alpha: float, base_ratio: float, transition: str, band: str) -> np.ndarray:
     out = np.full(n_rot // 2, np.nan)
     pointer = out.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
-    _native.pcd_rho(
+    c_functions.pcd_rho(
         n_rot, alpha, base_ratio, FIELDS["transition"].numbers[transition], FIELDS["band"].numbers[band], pointer
     )
     return out
@@ -43,7 +43,7 @@ def c_contrast(
     def pointer(a: np.ndarray | None) -> object:
         return None if a is None else a.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
-    n = _native.pcd_contrast(
+    n = c_functions.pcd_contrast(
         pointer(first), pointer(second), len(first), beta, gamma, relative_top, behind, pointer(out)
     )
     return n, out
@@ -107,7 +107,7 @@ def test_without_a_second_row_the_plausible_logits_stay(rows: list[tuple[int, in
 def c_noise(seed: int, pos: int, layer: int, n_rot: int, sigma: float, band: str) -> np.ndarray:
     out = np.full((2, n_rot // 2), np.nan, np.float32)
     pointers = [row.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) for row in out]
-    _native.pcd_noise(seed, pos, layer, n_rot, sigma, FIELDS["band"].numbers[band], *pointers)
+    c_functions.pcd_noise(seed, pos, layer, n_rot, sigma, FIELDS["band"].numbers[band], *pointers)
     return out
 
 
@@ -131,7 +131,7 @@ def test_noise_is_normal_and_independent() -> None:
 
 @given(seeds, seeds, st.integers(-1000, 1000), st.integers(0, 2000))
 def test_an_offset_lies_in_its_range(seed: int, pos: int, low: int, span: int) -> None:
-    got = _native.pcd_offset(seed, pos, low, low + span)
+    got = c_functions.pcd_offset(seed, pos, low, low + span)
     assert low <= got <= low + span
     assert got == reference.Noise(0, seed, offset=(low, low + span)).offset_at(pos)
 
