@@ -18,7 +18,7 @@ from pypcd.cli import _loading, _options, _terminal
 from pypcd.decode import Session
 from pypcd.decode.replay import attention
 from pypcd.gguf import DEMO_MODEL, read_gguf, resolve_model
-from pypcd.llama.machine import has_gpu, n_threads, total_memory
+from pypcd.llama.machine import devices, has_gpu, n_threads, total_memory
 from pypcd.prompt import Prompt
 from pypcd.settings import formula
 
@@ -82,7 +82,7 @@ def machine_facts() -> dict[str, Any]:
         "backends": list(backends),
         # RPC has none until servers are named
         "idle_backends": [name for name, n in backends.items() if n == 0 and name != "RPC"],
-        "devices": engine.devices(),
+        "devices": devices(),
         "cpu_features": features,
         "amx": f"{'on' if amx.on else 'off' if amx.exists else 'none'}: {amx.why}",
         "repacked": "REPACK = 1" in features,

@@ -385,7 +385,7 @@ class Llama(llama_cpp.Llama):
         return self._call(pcd, super().create_completion, *args, **kwargs)
 
     if TYPE_CHECKING:
-        __call__ = create_completion
+        __call__ = create_completion  # type: ignore[assignment]
     else:
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,7 @@ from pypcd.settings.remote import is_loopback
 __all__ = [
     "checked_n_ctx",
     "default_threads",
+    "devices",
     "free_port",
     "has_gpu",
     "n_cores",
