@@ -215,7 +215,7 @@ def test_explain_asks_the_question_of_a_task_with_its_right_answer(capsys) -> No
     assert json.loads(run(capsys, *options, "--question=kv-short:240:7", "--gold=x"))["gold"] == "x"
 
 
-def test_explain_through_the_chat_template(capsys, tmp_path) -> None:
+def test_explain_with_and_without_the_chat_template(capsys, tmp_path) -> None:
     model = str(
         write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, chat_template=CHAT_TEMPLATE, n_ctx_train=2048, n_layer=2)
     )
@@ -223,6 +223,8 @@ def test_explain_through_the_chat_template(capsys, tmp_path) -> None:
     plain = json.loads(run(capsys, "explain", model, "-p", "hi", "--max-tokens=2", "--json"))
     assert record["n_prompt"] > plain["n_prompt"] and len(plain["steps"]) == 2
     assert plain["pcd"] == pypcd.PCDConfig.preset("unsure").as_dict()
+    control = json.loads(run(capsys, "explain", model, "-p", "hi</s>", "--max-tokens=2", "--json"))
+    assert control["n_prompt"] == plain["n_prompt"] + 1  # as in generate
 
 
 @pytest.mark.parametrize(("pcd", "n"), [("window", 2), ("paper", 30)])
