@@ -35,7 +35,8 @@ class Claims:
         lemma_at: the first such distance.
         lemma_bound_log10: log10 of the bound there.
         lemma_score: |S| there, A_j = 1.
-        floor: the root mean square of a normalised score at all distances, 1 / sqrt(d). The score is almost periodic and returns close to its first value again and again, so no bound on it can go to zero.
+        floor: the root mean square of a normalised score at all distances, 1 / sqrt(d). The score is almost periodic and
+            returns close to its first value again and again, so no bound on it can go to zero.
         theorem_holds: share of the simulation's distances at which ln|S_CD| / ln|S| is at most `claimed`, as stated in
             Theorem A.5: with theta', no transition, and A_j not normalised.
         theorem_holds_far: the same at random distances up to 2^32.

@@ -119,4 +119,6 @@ def test_info_says_what_failed_and_ends_with_status_1(
     break_it("ways", monkeypatch)
     assert main(["info", str(tiny("llama"))]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(" (")[0] for line in lines if line.startswith("FAIL")] == [f"FAIL           {CHECKS['ways']}"]
+    assert [line.partition(" (")[0] for line in lines if line.startswith("FAIL")] == [
+        f"FAIL           {CHECKS['ways']}"
+    ]

@@ -12,16 +12,13 @@ from typing import Any, ClassVar
 
 import pytest
 from conftest import Tiny
-from fake_tokenizer import Words
 from runs import ONE
 
-import pypcd
-from pypcd.errors import ModelError
-from pypcd.evaluation import GROUPS, Plan, Progress
-from pypcd.settings.config import PRESETS, Preset
+from pypcd.evaluation import Plan, Progress
+from pypcd.settings.config import PRESETS
 from research import survey
 from research.balance import CHATS, LONG, READING, RETRIEVAL, SHORT_PROMPTS, balance, controlled, group_of, read_run
-from research.survey import EvalPart, fitting, legs, missing, names_of, run_survey, survey_methods, survey_options
+from research.survey import EvalPart, legs, missing, run_survey, survey_methods, survey_options
 
 SCRIPT = Path(__file__).parents[2] / "research/models.py"
 
@@ -29,26 +26,18 @@ SCRIPT = Path(__file__).parents[2] / "research/models.py"
 # -- the plan --------------------------------------------------------------------------------------------------------
 
 
-def test_every_preset_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_preset_is_asked_and_each_has_its_control() -> None:
+    methods = survey_methods()
     presets = {f"pcd:{name}" for name in PRESETS} - {"pcd:blog"}
     controls = {"control": {"pcd:paper", "pcd:window"}, "control:relative_top=0.1": {"pcd:window:relative_top=0.1"}}
     controls["control:beta=0.75:relative_top=0.3:min_context=300:min_first_entropy=2.25"] = {"pcd:unsure"}
-    assert set(survey_methods()) == {
-        "greedy",
-        "pcd:window:relative_top=0.1",
-        *presets,
-        *controls,
-        "replay",
-        "recite",
-    }
-    assert survey_methods()[0] == "greedy"
-    assert {name: set(controlled(name, survey_methods())) for name in controls} == controls
-    assert controlled("pcd:window", survey_methods()) == controlled("control:beta=9", survey_methods()) == ()
-    monkeypatch.setitem(PRESETS, "new", Preset({"perturbation": "none", "window": 64, "relative_top": 0.1}, "the cut"))  # type: ignore[arg-type]
-    assert "pcd:new" in survey_methods() and "pcd:window:relative_top=0.1" not in survey_methods()
+    assert methods[0] == "greedy"
+    assert set(methods[1:]) == {"pcd:window:relative_top=0.1", *presets, *controls, "replay", "recite"}
+    assert {name: set(controlled(name, methods)) for name in controls} == controls
+    assert controlled("pcd:window", methods) == controlled("control:beta=9", methods) == ()
 
 
-@pytest.mark.parametrize(("n_ctx_train", "n_retrieval"), [(8192, 6), (2048, 4), (1024, 2)])
+@pytest.mark.parametrize(("n_ctx_train", "n_retrieval"), [(8192, 6), (1024, 2)])
 def test_each_group_has_at_least_300_questions(tiny: Tiny, n_ctx_train: int, n_retrieval: int) -> None:
     plan, notes = legs(str(tiny(n_ctx_train=n_ctx_train)))
     asked: dict[Any, set[Any]] = {group: set() for group in (RETRIEVAL, READING, SHORT_PROMPTS, LONG, CHATS)}
@@ -75,7 +64,6 @@ def test_less_can_be_asked(tiny: Tiny) -> None:
     model = str(tiny(n_ctx_train=8192))
     methods = ["replay", "pcd:unsure"]
     assert {leg.plan.methods for leg in legs(model, methods=methods)[0]} == {("greedy", "replay", "pcd:unsure")}
-    assert {leg.part for leg in legs(model, parts=("everyday",))[0]} == {"everyday-short", "everyday-long"}
     plan, _ = legs(model, parts=("everyday-long", "everyday-short"), lengths=(1500,), n=4, chat=True)
     assert [(leg.part, leg.length, leg.plan.n, leg.plan.chat) for leg in plan] == [
         ("everyday-short", 300, 4, True),
@@ -86,39 +74,6 @@ def test_less_can_be_asked(tiny: Tiny) -> None:
     assert len(some) == 2 and {leg.plan for leg in some} < {leg.plan for leg in everything}
     with pytest.raises(ValueError, match="part is 'needles'; allowed: "):
         legs(model, parts=("needles",))
-
-
-def test_models_are_named_by_their_files(tiny: Tiny, tmp_path: Path) -> None:
-    model = tiny()
-    assert names_of([str(model), "demo"]) == {model.stem: str(model), "demo": "demo"}
-    with pytest.raises(ValueError, match="demo"):
-        names_of(["demo", str(pypcd.gguf.DEMO_MODEL)])
-    (tmp_path / "a.gguf").write_text("none")
-    with pytest.raises(ModelError, match=r"a\.gguf"):
-        names_of([str(tmp_path / "a.gguf")])
-    with pytest.raises(FileNotFoundError, match=r"b\.gguf"):
-        names_of(["demo", str(tmp_path / "b.gguf")])
-
-
-class Braced(Words):
-    """It needs many more tokens for a brace."""
-
-    def encode(self, text: str) -> list[int]:
-        return super().encode(text) + [1] * (30 * text.count("{"))
-
-
-def test_a_task_that_does_not_fit_is_left_out_where_it_does_not(tiny: Tiny) -> None:
-    plan, _ = legs(str(tiny(n_ctx_train=2048)), n=4)
-    everything, none = fitting(plan, Words())
-    assert everything == plan and none == []
-    found, notes = fitting(plan, Braced())
-    tasks = {leg.part: leg.plan.tasks for leg in found}
-    short, long = tasks["everyday-short"], tasks["everyday-long"]
-    assert set(short) < set(GROUPS["everyday"]) and "everyday-schema" not in short
-    assert set(long) == set(GROUPS["everyday"] + GROUPS["everyday-behind"])
-    assert any(note.startswith("everyday-schema at 300 tokens") and "n_tokens is 300" in note for note in notes)
-    assert len(notes) == len(GROUPS["everyday"]) - len(short)
-    assert [(leg.part, leg.length) for leg in found] == [(leg.part, leg.length) for leg in plan]
 
 
 # -- asking ----------------------------------------------------------------------------------------------------------
