@@ -6,19 +6,16 @@ from __future__ import annotations
 import csv
 import json
 import runpy
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from conftest import Tiny
-from runs import ONE
 
-from pypcd.evaluation import Plan, Progress
 from pypcd.settings.config import PRESETS
 from research import survey
-from research.balance import CHATS, LONG, READING, RETRIEVAL, SHORT_PROMPTS, balance, controlled, group_of, read_run
-from research.survey import EvalPart, legs, missing, run_survey, survey_methods, survey_options
+from research.balance import CHATS, LONG, READING, RETRIEVAL, SHORT_PROMPTS, controlled, group_of
+from research.survey import EvalPart, legs, survey_methods
 
 SCRIPT = Path(__file__).parents[2] / "research/models.py"
 
@@ -76,70 +73,6 @@ def test_less_can_be_asked(tiny: Tiny) -> None:
         legs(model, parts=("needles",))
 
 
-# -- asking ----------------------------------------------------------------------------------------------------------
-
-
-class StandIn:
-    """Answers at once: the setting with a window is right where greedy is wrong. Stops at a question, as Ctrl-C does."""
-
-    stop_at: tuple[str, int] | None = None
-    asked: ClassVar[list[Any]] = []
-
-    def __init__(self, plan: Plan, options: Mapping[str, Any]) -> None:
-        self.refused = {"pcd:paper": "it has no rotary positions"}
-
-    def answer(self, task: str, length: int, index: int, methods: list[str]) -> Any:
-        for method in methods:
-            if (task, index) == self.stop_at:
-                raise KeyboardInterrupt
-            self.asked.append((task, length, index, method))
-            if method in self.refused:
-                yield (task, length, index, method), None
-                continue
-            score = float(("window" in method) == (index % 4 == 1))
-            record = {"task": task, "length": length, "index": index, "method": method, "score": score}
-            yield (task, length, index, method), {**record, "prompt_sha256": f"{task}{index}", "seconds": 0.0}
-
-    def close(self) -> None:
-        pass
-
-
-def test_a_stopped_survey_goes_on_where_it_was(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, folder = str(tiny(n_ctx_train=1024)), tmp_path / "m"
-    plan, _ = legs(model, n=4)
-    options = survey_options(plan, ONE)
-    assert options["n_ctx"] >= 1000
-
-    def go_on(stop_at: tuple[str, int] | None) -> Progress:
-        monkeypatch.setattr(StandIn, "stop_at", stop_at)
-        monkeypatch.setattr(StandIn, "asked", [])
-        progress = Progress()
-        refused = run_survey(plan, folder, options=options, model_facts={"a": 1}, progress=progress, worker=StandIn)  # type: ignore[arg-type]
-        assert refused == {"pcd:paper": "it has no rotary positions"}
-        return progress
-
-    n_all = sum(len(list(leg.plan.everything())) for leg in plan)
-    for stop_at in (("niah-multikey-3", 1), ("everyday-json", 3)):
-        with pytest.raises(KeyboardInterrupt):
-            go_on(stop_at)
-    left = sum(len(missing(leg, folder)) for leg in plan)
-    assert 0 < left < n_all
-    progress = go_on(None)
-    assert len(StandIn.asked) == left == progress.n_asked
-    assert progress.n_answers_done == progress.n_answers
-    run = read_run(folder, "m")
-    done = [key for leg in plan for key in leg.plan.everything() if key[3] != "pcd:paper"]
-    assert sorted(run.records) == sorted(done)
-    by_method = {row.method: row for row in balance(run)}
-    assert "pcd:paper" not in by_method and by_method["control"].groups[RETRIEVAL].difference == 0
-    window = by_method["pcd:window"].groups[SHORT_PROMPTS]
-    assert window.wins == window.losses == 12
-    # other lengths and parts come on top, each in a directory of its own
-    more, _ = legs(model, n=4, lengths=(700,), parts=("retrieval",))
-    run_survey(more, folder, options=survey_options(more, ONE), model_facts={"a": 1}, worker=StandIn)  # type: ignore[arg-type]
-    assert {key[1] for key in read_run(folder).records} == {300, 600, 700, 1000}
-
-
 # -- the script ------------------------------------------------------------------------------------------------------
 
 
@@ -179,7 +112,11 @@ def test_the_script_on_a_real_model(
     assert kept["runs"]["everyday-long-500"]["n_pool"] == 2 and len(kept["left_out"]) == 2
 
     before = (tmp_path / "out/summary.csv").read_bytes()
-    main(words)  # nothing is left to ask
+    samples = tmp_path / "work/demo/everyday-long-500/samples.jsonl"
+    lines = samples.read_text().splitlines(keepends=True)
+    samples.write_text("".join(lines[:5]))  # as after Ctrl-C
+    main(words)
+    assert samples.read_text().count("\n") == len(lines) > 5
     assert (tmp_path / "out/summary.csv").read_bytes() == before
     main([str(tmp_path / "work/demo"), "--half=second", "--out", str(tmp_path / "again")])  # its answers, as they are
     assert (tmp_path / "again/summary.csv").read_bytes() == before
