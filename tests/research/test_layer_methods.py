@@ -198,6 +198,16 @@ def test_a_heads_matrix_and_bias_may_be_quantised_and_in_any_part_of_a_model(tmp
     assert np.abs(found[0] - matrix).max() < 0.51 * scale.max() and np.array_equal(found[1], bias)
 
 
+def test_the_bias_is_added(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny("llama")
+    llm, (matrix, none) = load(path, False), read_head(str(path))
+    plain = exits_of(llm, (0, 2), TOKENS[:9])
+    bias = np.linspace(-3, 3, len(none), dtype=np.float32)
+    monkeypatch.setattr("research.methods.exits.read_head", lambda path: (matrix, bias))
+    engine.clear(llm)
+    assert not none.any() and np.array_equal(exits_of(llm, (0, 2), TOKENS[:9]), plain + bias)
+
+
 # --- DoLa, by hand ---
 
 
