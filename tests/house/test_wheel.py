@@ -143,7 +143,7 @@ class Environment:
 
     def __init__(self, folder: Path) -> None:
         self.bin = folder / "bin"
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
         self.variables = {"PATH": str(self.bin), "HOME": str(folder), "LANG": "C.UTF-8"}
         for tool in ("cc", "c++", "gcc", "g++", "clang", "cmake", "ninja", "make"):
             assert not shutil.which(tool, path=self.variables["PATH"]), tool
@@ -162,7 +162,8 @@ class Environment:
 
 def installed(folder: Path, wheel: Path, packages: Path) -> Environment:
     made = Environment(folder)
-    made.run("python", "-m", "pip", "install", "--no-compile", "--no-index", "--find-links", packages, wheel)
+    pip = [sys.executable, "-m", "pip", "--python", made.bin / "python", "install", "--quiet", "--no-compile"]
+    subprocess.run([*pip, "--no-index", "--find-links", packages, wheel], check=True)
     return made
 
 
