@@ -61,13 +61,6 @@ def test_it_is_for_every_python_and_a_named_system(wheel: Path) -> None:
     assert re.fullmatch(r"llama_pcd-[\d.]+-py3-none-manylinux_2_\d+_\w+\.whl", wheel.name)
 
 
-def test_no_library_needs_a_newer_system_than_the_name_says(wheel: Path) -> None:
-    promised = int(re.findall(r"manylinux_2_(\d+)", wheel.name)[0])
-    for name, data in libraries(wheel).items():
-        needed = {int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)(?:\.\d+)?(?=\0)", data)}
-        assert needed and max(needed) <= promised, name
-
-
 def test_ggml_is_left_to_llama_cpp_python(wheel: Path) -> None:
     found = libraries(wheel)
     assert {"pypcd/lib/libllama.so", "pypcd/bin/llama-server"} <= set(found)
