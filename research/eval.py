@@ -1,16 +1,19 @@
-"""`pypcd eval` with the methods that the paper compares with, and the paper's tables beside those of a run.
+"""`pypcd eval` with the methods that the paper compares with, the task NoLiMa, and the paper's tables beside those of a run.
 
 python -m research.eval MODEL --method dola-low,ms-poe,segr
 python -m research.eval MODEL --paper table2
+python -m research.eval MODEL --task nolima --data FOLDER
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
-import research.methods  # noqa: F401  they become known
+import research.methods
+import research.nolima  # noqa: F401  the same
 from pypcd import cli, files
 from pypcd.cli import eval as product
 from pypcd.evaluation import Directory
@@ -22,7 +25,10 @@ __all__ = ["main"]
 def main(words: Sequence[str]) -> int:
     own = argparse.ArgumentParser(prog="python -m research.eval", add_help=False)
     own.add_argument("--paper", choices=sorted(PAPER_TABLES))
+    own.add_argument("--data")
     asked, others = own.parse_known_args(words)
+    if asked.data:
+        os.environ["NOLIMA"] = os.path.abspath(asked.data)
     paper = PAPER_TABLES.get(asked.paper)
     if paper is None:
         return cli.main(["eval", *others])

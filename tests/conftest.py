@@ -62,7 +62,7 @@ FAST_FOLDERS = {"settings", "decode"}
 FAST_MODULES = {
     "api", "auto", "balance", "cli_tune", "constrained", "constraint", "context", "cpp", "decay", "docs",
     "exports", "floors", "gate0", "graphwalks", "kv", "layers", "limits", "metrics",
-    "nocache", "packaging", "places", "progress", "report", "import_layers", "public", "ruler", "salience", "sampler", "sequences",
+    "nocache", "nolima", "packaging", "places", "progress", "report", "import_layers", "public", "ruler", "salience", "sampler", "sequences",
     "spectrum", "stats", "table", "tap", "tasks",
 }  # fmt: skip
 

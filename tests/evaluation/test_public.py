@@ -139,7 +139,7 @@ def test_a_record_is_asked_as_published_and_for_several_keys() -> None:
         ("longbench-v2", "--tasks longbench2$"),
         ("ruler-qa_1", "--tasks ruler$"),
         ("mrcr", "commit 7d6ac68"),
-        ("nolima", "commit 7d6ac68"),
+        ("nolima", "python -m research.eval MODEL --task nolima"),
     ],
 )
 def test_a_task_that_left_says_who_asks_its_questions_now(

@@ -75,7 +75,7 @@ _MOVED = {
     "longbench-": f"{_HARNESS} longbench",
     "ruler-": f"{_HARNESS} ruler",
     "mrcr": "commit 7d6ac68 of pypcd asks its questions",
-    "nolima": "commit 7d6ac68 of pypcd asks its questions",
+    "nolima": "in a clone of pypcd's repository: python -m research.eval MODEL --task nolima --data FOLDER",
 }
 
 
