@@ -18,11 +18,13 @@ from pypcd.cli import _loading, _options, _terminal
 from pypcd.decode import Session
 from pypcd.decode.replay import attention
 from pypcd.gguf import DEMO_MODEL, read_gguf, resolve_model
-from pypcd.llama.machine import devices, has_gpu, n_threads, total_memory
+from pypcd.llama.machine import devices, has_gpu, total_memory
+from pypcd.llama.threads import best_threads, width_of
 from pypcd.prompt import Prompt
 from pypcd.settings import formula
 
 _IDLE = "found: there is none, or its driver is missing or older than this build needs; models run on the devices above"
+_WIDTH = 2048  # of a model of about 1B parameters
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     path = resolve_model(args.model) if args.model else None
-    record: dict[str, Any] = {"library": library_facts(), "machine": machine_facts()}
+    record: dict[str, Any] = {"library": library_facts(), "machine": machine_facts(path)}
     tested = path or (str(DEMO_MODEL) if DEMO_MODEL.exists() else None)
     if tested and (path or not args.no_test):
         llm = _loading.open_model(tested, n_ctx=512, rpc_servers=args.rpc)
@@ -68,15 +70,20 @@ def library_facts() -> dict[str, Any]:
     }
 
 
-def machine_facts() -> dict[str, Any]:
-    """What models are computed on here, and with how many threads."""
-    n_decode, n_batch = n_threads()
+def machine_facts(path: str | None) -> dict[str, Any]:
+    """What models are computed on here, and with how many threads.
+
+    Args:
+        path: the model that the number of threads is for; None: one of the usual width.
+    """
+    threads = best_threads(width_of(path, {"n_gpu_layers": 0}) if path else _WIDTH)
     amx = engine.configure_amx()
     features, backends = engine.cpu_features(), engine.backends()
     return {
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-        "threads": n_decode,
-        "threads_batch": n_batch,
+        "threads": threads.decode,
+        "threads_batch": threads.batch,
+        "threads_why": threads.why,
         "memory": total_memory(),
         "gpu_offload": has_gpu(),
         "backends": list(backends),
@@ -149,7 +156,7 @@ def report(record: dict[str, Any]) -> str:
         ("library", lib["libllama"]),
         ("engine", _engine_text(lib)),
         ("system", f"{machine['system']}, {machine['memory'] / gib:.1f} GiB"),
-        ("threads", f"{machine['threads']}, {machine['threads_batch']} for prompts"),
+        ("threads", f"{machine['threads']}, {machine['threads_batch']} for prompts; {machine['threads_why']}"),
         ("backends", ", ".join(machine["backends"]) or "unknown"),
         *((f"device {d['name']}", f"{d['description']}, {d['memory'] / gib:.1f} GiB") for d in machine["devices"]),
         *((f"no {name} device", _IDLE) for name in machine["idle_backends"]),

@@ -30,6 +30,7 @@ __all__ = [
     "rows",
     "save_sequence",
     "set_abort",
+    "set_threads",
 ]
 
 _ALL = -1  # sequences
@@ -189,3 +190,8 @@ def set_abort(llm: llama_cpp.Llama, stopped: Callable[[], bool] | None) -> None:
     callback = llama_cpp.ggml_abort_callback(*([] if stopped is None else [lambda _: stopped()]))
     llama_cpp.llama_set_abort_callback(context(llm), callback, ctypes.c_void_p(0))
     _aborts[llm] = callback
+
+
+def set_threads(llm: llama_cpp.Llama, decode: int, batch: int) -> None:
+    """The numbers of CPU threads, for one token at a time and for prompts."""
+    llama_cpp.llama_set_n_threads(context(llm), decode, batch)

@@ -23,7 +23,7 @@ from pypcd.evaluation.tasks import task as task_named
 from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
 from pypcd.evaluation.tokenizer import ModelTokenizer
 from pypcd.gguf import DEMO_MODEL, read_gguf, resolve_model
-from pypcd.llama import Llama, machine
+from pypcd.llama import Llama, machine, threads
 from pypcd.prompt import Prompt
 
 __all__ = [
@@ -167,18 +167,20 @@ def _made_there(worker: MakeWorker, plan: Plan, options: Mapping[str, Any], run:
 def run_options(plan: Plan, options: Mapping[str, Any], jobs: Jobs = 1) -> dict[str, Any]:
     """The options of the model in each process, with numbers of threads that stay for the whole run.
 
-    They are those given, else for several processes a share of the cores (the smallest one, if machines differ), else the
-    usual numbers.
+    They are those given, else for several processes a share of the cores (the smallest one, if machines differ), else what
+    is fastest now; or the usual numbers, where logits depend on them.
 
     Raises:
         FileNotFoundError, ModelError: there is no such model.
         PCDError: the cluster cannot be reached.
     """
-    resolve_model(plan.model)
+    path = resolve_model(plan.model)
     decode, batch = (options.get(name) for name in _THREADS)
     if decode is None:
         decode = executor_of(jobs).n_threads()
-    return {**options, **dict(zip(_THREADS, machine.n_threads(decode, batch)))}
+    if decode is None or batch is None:
+        decode, batch, _ = threads.choose(threads.width_of(path, options), decode, batch)
+    return {**options, **dict(zip(_THREADS, (decode, batch)))}
 
 
 def _threads_matter(plan: Plan, options: Mapping[str, Any]) -> bool:

@@ -22,7 +22,6 @@ __all__ = [
     "free_port",
     "has_gpu",
     "n_cores",
-    "n_threads",
     "room_for_weights",
     "total_memory",
 ]
@@ -40,13 +39,6 @@ def default_threads() -> int:
     """All cores up to four, else half of them: beyond that they are mostly hyper-threads."""
     n = n_cores()
     return n if n <= 4 else n // 2
-
-
-def n_threads(decode: int | None = None, batch: int | None = None) -> tuple[int, int]:
-    """How many threads decode and how many read prompts: the given numbers, else the usual ones."""
-    if decode is not None:
-        return decode, batch or decode
-    return default_threads(), batch or n_cores()
 
 
 def has_gpu(options: Mapping[str, Any] | None = None) -> bool:

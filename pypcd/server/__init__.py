@@ -41,6 +41,7 @@ from pypcd.decode.replay import repeated
 from pypcd.errors import InputError, LibraryError, ModelError, PCDError, RPCError
 from pypcd.gguf import explained, read_gguf, resolve_model
 from pypcd.llama import machine
+from pypcd.llama import threads as threads_module
 from pypcd.llama.arguments import N_BATCH
 from pypcd.llama.saved_state import weights_id
 from pypcd.server.model_list import Served, option_of, to_ini
@@ -562,7 +563,7 @@ def _chosen(
     n_ctx = option_of(given, *_CTX_SIZE) or ""
     on_gpu = bool(remote) or machine.has_gpu()
     options = {"n_gpu_layers": -1 if on_gpu else 0, "flash_attn": on_gpu}
-    n_decode, n_batch = machine.n_threads()
+    threads = threads_module.choose(threads_module.width_of(path, options))
     if not n_ctx.isdecimal() or not int(n_ctx):  # a wrong one is for llama-server to refuse
         n_ctx = str(machine.checked_n_ctx(path, options, parallel, n_models, remote))
     chosen = {
@@ -574,8 +575,8 @@ def _chosen(
         ("fit", "LLAMA_ARG_FIT"): "off",  # it does not count second keys
         ("flash-attn", "fa", "LLAMA_ARG_FLASH_ATTN"): "on" if on_gpu else "off",
         ("gpu-layers", "n-gpu-layers", "ngl", "LLAMA_ARG_N_GPU_LAYERS"): "all" if on_gpu else "",
-        ("threads", "t", "LLAMA_ARG_THREADS"): str(n_decode),
-        ("threads-batch", "tb"): str(n_batch),
+        ("threads", "t", "LLAMA_ARG_THREADS"): str(threads.decode),
+        ("threads-batch", "tb"): str(threads.batch),
         # as the terminal: an answer about a text is the most probable one
         ("temp", "temperature", "LLAMA_ARG_TEMPERATURE"): "0",
     }

@@ -1,9 +1,12 @@
-"""The number of threads: what a model is opened with, and that rows do not depend on it."""
+"""The number of threads: what is measured, when, and what models do with it. The times themselves are made up here."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import llama_cpp
@@ -12,33 +15,183 @@ from conftest import TOKENS, Tiny
 
 import pypcd
 from pypcd import engine
-from pypcd.llama import machine
+from pypcd.gguf import DEMO_MODEL
+from pypcd.llama import machine as machine_module
+from pypcd.llama import threads
 
 
-def in_force(llm: pypcd.Llama) -> tuple[int, int]:
-    return llama_cpp.llama_n_threads(llm.ctx), llama_cpp.llama_n_threads_batch(llm.ctx)
+class Machine:
+    """A machine of `cores` cores on which a number of threads takes `times[number]`; it counts the measurements."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cores, self.now, self.measured = 2, 1000.0, 0
+        self.times: dict[int, float] = {1: 2.0, 2: 1.0}
+        monkeypatch.setattr(machine_module, "n_cores", lambda: self.cores)
+        monkeypatch.setattr(engine, "step_times", self.step_times)
+        monkeypatch.setattr(threads.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(threads, "_measured", {})
+
+    def step_times(self, numbers: Sequence[int], width: int, n_tokens: int, microseconds: int) -> dict[int, float]:
+        self.measured += n_tokens == 1
+        assert list(numbers) == sorted(set(numbers)) and numbers[0] >= 1 and numbers[-1] <= self.cores
+        return {n: self.times[n] for n in numbers}
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+# --- what is measured ---
+
+
+@pytest.mark.parametrize("width", [1, 64, 96, 2048])
+@pytest.mark.parametrize("n_tokens", [1, 8])
+def test_a_step_takes_time_with_every_number_of_threads(width: int, n_tokens: int) -> None:
+    times = engine.step_times([1, 2], width, n_tokens, 100)
+    assert list(times) == [1, 2] and min(times.values()) >= 1
+    assert list(engine.step_times([512], 32, 1, 1)) == [512]
 
 
 @pytest.mark.parametrize(
-    ("cores", "given", "wanted"),
+    ("wrong", "said"),
     [
-        (3, {}, (3, 3)),
-        (16, {}, (8, 16)),  # beyond four, half of them are mostly hyper-threads
-        (16, {"n_threads": 2}, (2, 2)),
-        (16, {"n_threads": 2, "n_threads_batch": 1}, (2, 1)),
-        (16, {"n_threads_batch": 2}, (8, 2)),
+        (([0], 64, 1), r"n_threads\[0\] is 0; allowed: 1 to 512"),
+        (([1, -1], 64, 1), r"n_threads\[1\] is -1; allowed: 1 to 512"),
+        (([1, 2, 513], 64, 1), r"n_threads\[2\] is 513; allowed: 1 to 512"),  # ggml has no room for them and would end
+        (([1], 0, 1), "n, n_embd, n_tokens are 1, 0, 1; allowed: at least 1"),
+        (([1], 64, 0), "n, n_embd, n_tokens are 1, 64, 0; allowed: at least 1"),
+        (([], 64, 1), "n, n_embd, n_tokens are 0, 64, 1; allowed: at least 1"),
     ],
 )
-def test_numbers_that_are_given_or_the_usual_ones_also_where_a_pickled_model_is_opened_again(
-    cores: int, given: dict[str, int], wanted: tuple[int, int], tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_timed_is_an_error(wrong: tuple[list[int], int, int], said: str) -> None:
+    with pytest.raises(pypcd.PCDError, match=f"the threads cannot be timed: {said}"):
+        engine.step_times(*wrong, 100)
+
+
+# --- what is chosen ---
+
+
+@pytest.mark.parametrize(
+    ("cores", "times", "decode", "batch"),
+    [
+        (2, {1: 2.0, 2: 1.0}, 2, 2),  # idle
+        (2, {1: 1.0, 2: 20.0}, 1, 1),  # busy
+        (2, {1: 1.0, 2: 1.2}, 2, 2),  # not 20% faster
+        (2, {1: 1.0, 2: 1.21}, 1, 1),
+        (16, {1: 9.0, 8: 1.0, 16: 0.9}, 8, 16),  # the usual: half of many cores, all of them for prompts
+        (16, {1: 9.0, 8: 1.0, 16: 0.5}, 16, 16),
+        (16, {1: 1.0, 8: 5.0, 16: 9.0}, 1, 1),
+        (16, {1: 9.0, 8: 1.0, 16: 9.0}, 8, 8),
+        (3, {1: 1.0, 3: 1.1}, 3, 3),
+    ],
+)
+def test_another_number_than_the_usual_one_has_to_be_20_percent_faster(
+    cores: int, times: dict[int, float], decode: int, batch: int, machine: Machine
 ) -> None:
-    monkeypatch.setattr(machine, "n_cores", lambda: cores)
+    machine.cores, machine.times = cores, times
+    best = threads.best_threads(64)
+    assert best[:2] == (decode, batch) and best.why.startswith("measured: ")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "why"),
+    [
+        (1.1, "measured: no other number is 20% faster"),
+        (3.44, "measured: with 2 a step would take 3.4 times as long now"),
+        (9.99, "measured: with 2 a step would take 10.0 times as long now"),
+        (1274.0, "measured: 2 would take more than 10 times as long; they wait for each other, and the cores are busy"),
+    ],
+)
+def test_the_reason_is_one_that_people_understand(ratio: float, why: str, machine: Machine) -> None:
+    """Beside busy programs a thread may wait thousands of times as long: how long exactly says nothing."""
+    machine.cores, machine.times = 2, {1: 1.0, 2: ratio}
+    assert threads.best_threads(64).why == why
+
+
+def test_what_the_model_uses_stays_unless_another_is_faster(machine: Machine) -> None:
+    machine.times = {1: 1.0, 2: 1.1}
+    assert threads.best_threads(64, threads.Threads(1, 1, ""))[:2] == (1, 1)
+    machine.now += 61
+    assert threads.best_threads(64, threads.Threads(2, 1, ""))[:2] == (2, 1)
+    machine.now, machine.times = machine.now + 61, {1: 1.3, 2: 1.0}
+    assert threads.best_threads(64, threads.Threads(1, 1, ""))[:2] == (2, 2)
+
+
+def test_a_measurement_counts_for_a_minute_on_these_cores_and_this_width(machine: Machine) -> None:
+    for seconds, width, cores, measured in (
+        (0, 64, 2, 1),
+        (59, 64, 2, 1),
+        (0, 128, 2, 2),
+        (2, 64, 2, 3),  # 61 after the first
+        (0, 64, 1, 3),  # one core: nothing to measure
+        (0, 64, 2, 3),
+    ):
+        machine.now, machine.cores = machine.now + seconds, cores
+        threads.best_threads(width)
+        assert machine.measured == measured
+    machine.cores, machine.times = 4, {1: 1.0, 2: 1.0, 4: 1.0}
+    threads.best_threads(64)
+    assert machine.measured == 4
+
+
+def test_given_numbers_are_not_measured(machine: Machine) -> None:
+    assert threads.choose(64, 3)[:2] == (3, 3)
+    assert threads.choose(64, 3, 5)[:2] == (3, 5)
+    assert threads.choose(0)[:2] == (2, 2)  # the work is elsewhere
+    assert machine.measured == 0
+    machine.times = {1: 1.0, 2: 9.0}
+    assert threads.choose(64, None, 5)[:2] == (1, 5)
+
+
+def test_the_width_is_about_the_models(tiny: Tiny) -> None:
+    assert threads.width_of(str(tiny("llama"))) == 64
+    assert threads.width_of(str(tiny("llama", n_embd=256))) == 256
+    assert 64 <= threads.width_of(str(DEMO_MODEL)) <= 512
+
+
+# --- what a model does ---
+
+
+def in_force(llm: pypcd.Llama) -> tuple[int, int]:
+    numbers = llama_cpp.llama_n_threads(llm.ctx), llama_cpp.llama_n_threads_batch(llm.ctx)
+    assert numbers == (llm.n_threads, llm.n_threads_batch)
+    return numbers
+
+
+def test_a_model_measures_when_it_is_opened_and_at_a_prompt_after_a_minute(tiny: Tiny, machine: Machine) -> None:
+    machine.times = {1: 1.0, 2: 20.0}
+    with contextlib.closing(pypcd.Llama(tiny("llama"), n_ctx=256, n_gpu_layers=0)) as llm:
+        assert in_force(llm) == (1, 1)
+        machine.times = {1: 2.0, 2: 1.0}
+        llm.eval(TOKENS[:20])
+        assert in_force(llm) == (1, 1) and machine.measured == 1
+        machine.now += 61
+        llm.eval(TOKENS[20:21])  # a single token is not a prompt
+        assert in_force(llm) == (1, 1) and machine.measured == 1
+        llm.eval(TOKENS[21:40])
+        assert in_force(llm) == (2, 2) and machine.measured == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"n_threads": 2}, (2, 2)),
+        ({"n_threads": 2, "n_threads_batch": 1}, (2, 1)),
+        ({"n_threads_batch": 2}, (1, 2)),
+        ({"flash_attn": True}, (2, 2)),  # the usual number: there rows depend on it
+    ],
+)
+def test_numbers_that_are_given_stay_and_so_does_the_usual_one_with_flash_attention(
+    given: dict[str, int], wanted: tuple[int, int], tiny: Tiny, machine: Machine
+) -> None:
+    machine.times = {1: 1.0, 2: 20.0}
     with contextlib.closing(pypcd.Llama(tiny("llama"), n_ctx=256, n_gpu_layers=0, **given)) as llm:
-        assert in_force(llm) == wanted
-        text = pickle.dumps(llm)
-    monkeypatch.setattr(machine, "n_cores", lambda: 1)
-    with contextlib.closing(pickle.loads(text)) as llm:
-        assert in_force(llm) == (given.get("n_threads", 1), given.get("n_threads_batch", given.get("n_threads", 1)))
+        for _ in range(2):
+            llm.eval(TOKENS[:20])
+            assert in_force(llm) == wanted
+            machine.now += 61
+    assert (machine.measured > 0) == ("n_threads_batch" in given and "n_threads" not in given)
 
 
 @pytest.mark.parametrize(
@@ -55,3 +208,24 @@ def test_without_flash_attention_rows_do_not_depend_on_the_number(arch: str, pcd
             llm.eval(TOKENS[:1])
             rows.append(engine.row(llm).tolist())
     assert rows[0] == rows[1] == rows[2]
+
+
+def test_a_pickled_model_measures_where_it_is_opened_again(tiny: Tiny, machine: Machine, tmp_path: Path) -> None:
+    machine.times = {1: 1.0, 2: 20.0}
+    with contextlib.closing(pypcd.Llama(tiny("llama"), n_ctx=256, n_gpu_layers=0)) as llm:
+        assert in_force(llm) == (1, 1)
+        text: Any = pickle.dumps(llm)
+    machine.now, machine.times = machine.now + 61, {1: 2.0, 2: 1.0}
+    with contextlib.closing(pickle.loads(text)) as llm:
+        assert in_force(llm) == (2, 2)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not pin processes")
+def test_a_pinned_process_has_one_core_and_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "step_times", lambda *_: pytest.fail("measured"))
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert threads.best_threads(64) == (1, 1, "one core")
+    finally:
+        os.sched_setaffinity(0, before)
