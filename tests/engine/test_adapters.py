@@ -115,8 +115,10 @@ def test_a_lora_that_does_not_fit_is_missing_or_is_damaged_is_refused(tmp_path: 
     data = (tmp_path / "lora.gguf").read_bytes()
     for name, content in (("cut", data[:-400]), ("head", data[:150]), ("text", b"<html>"), ("nothing", b"")):
         (tmp_path / f"{name}.gguf").write_bytes(content)
-        wanted[tmp_path / f"{name}.gguf"] = "gguf"
-    wanted[tmp_path / "nowhere.gguf"] = wanted[tmp_path] = "gguf"
+        wanted[tmp_path / f"{name}.gguf"] = (
+            "not within the file bounds" if name == "cut" else "failed to load lora adapter from file"
+        )
+    wanted[tmp_path / "nowhere.gguf"] = wanted[tmp_path] = "failed to load lora adapter from file"
     wanted[tiny("llama")] = "expect general.type to be 'adapter'"
     tries = [f"said(lambda: new(lora_path={str(path)!r})('abc', max_tokens=2))" for path in wanted]
     lines = run(tiny("llama"), "\n".join(tries))
