@@ -42,7 +42,7 @@ def install(pcd: PCDSetting = "unsure") -> None:
     Models that are open stay as they are. `pcd=` still decides where a framework passes it on. An unknown keyword of a
     framework is a UserWarning (pypcd.Llama itself raises TypeError). A model that cannot run the setting, or is opened for
     embeddings, decodes plainly, and a UserWarning says why. Classes that others have derived from llama_cpp.Llama decode
-    plainly too; derive them from pypcd.Llama. llama_cpp.server takes "pcd" in its requests if it is imported afterwards.
+    plainly too; derive them from pypcd.Llama.
 
     The environment variable PYPCD does the same for programs that cannot be edited: `PYPCD=unsure python -m llama_cpp.server`.
 
@@ -56,9 +56,6 @@ def install(pcd: PCDSetting = "unsure") -> None:
     _choose(pcd)
     if sys.modules.get("llama_cpp") is not None:
         apply()
-    app = sys.modules.get("llama_cpp.server.app")
-    if app is not None and "pcd" not in app.CreateCompletionRequest.model_fields:
-        warnings.warn('llama_cpp.server takes no "pcd": it was imported before pypcd.install()', stacklevel=2)
 
 
 def _choose(pcd: PCDSetting) -> None:
