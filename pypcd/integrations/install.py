@@ -8,7 +8,6 @@ it is undone by putting that one function back. (Python cannot undo a replaced _
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import sys
 import warnings
@@ -101,8 +100,6 @@ def apply() -> None:
     stock: Any = sys.modules["llama_cpp"].Llama
     if not _is_ours(stock):
         stock.__init__ = _ours(stock, stock.__init__)
-    if hasattr(sys.modules.get("pypcd.engine"), "tap"):  # else it is being imported, which is why llama_cpp is
-        _show_parameters(stock)
 
 
 def _is_ours(stock: Any) -> bool:
@@ -119,7 +116,6 @@ def _ours(stock: Any, original: Callable[..., None]) -> Callable[..., None]:
         from pypcd import llama
 
         if type(self) is stock:
-            _show_parameters(stock)
             self.__class__ = llama.Llama
             _open(self, *args, **kwargs)
             return
@@ -129,15 +125,6 @@ def _ours(stock: Any, original: Callable[..., None]) -> Callable[..., None]:
 
     __init__._pypcds = __init__  # type: ignore[attr-defined]
     return __init__
-
-
-def _show_parameters(stock: Any) -> None:
-    """For inspect and help."""
-    from pypcd import llama
-
-    if _is_ours(stock):
-        stock.__init__.__signature__ = inspect.signature(llama.Llama.__init__)
-        stock.__init__.__doc__ = llama.Llama.__doc__
 
 
 def _open(llm: Any, *args: Any, **kwargs: Any) -> None:
