@@ -29,7 +29,7 @@ from pypcd.decode.search import Greedy, Sampling, Search
 from pypcd.decode.session import Session
 from pypcd.errors import InputError, did_you_mean
 from pypcd.prompt import Prompt
-from pypcd.settings.config import PCDConfig, is_profile, joined, read_values
+from pypcd.settings.config import PCDConfig, is_profile, read_values
 
 __all__ = [
     "PCD",
@@ -151,8 +151,7 @@ def parse(text: str) -> Method:
     """
     parts: dict[str, Any] = {}
     for part in text.strip().split("+"):
-        new = joined(part)
-        name, *words = new.split(":")
+        name, *words = part.strip().split(":")
         if name not in _PARTS:
             if name in _RESEARCH:
                 raise InputError(
@@ -167,8 +166,6 @@ def parse(text: str) -> Method:
             parts[kind] = make(words)
         except InputError as error:
             raise InputError(f"{part.strip()}: {error}") from error
-        if new != part.strip():  # checked last, so that the advised spelling is known to be valid
-            raise InputError(f"method is {part.strip()!r}; allowed: words joined by colons; write {new}")
     return Method(text.strip(), **parts)
 
 
@@ -181,7 +178,7 @@ def setting_of(name: str, others: Sequence[str] = ()) -> PCDConfig | None:
     Raises:
         ValueError: there is no such method, it is more than a PCD setting, or a value is out of range.
     """
-    kind = joined(name).split(":")[0]
+    kind = name.strip().split(":")[0]
     method = parse(name) if kind in ("greedy", "pcd") else None
     if method is None or method.edit or method.search != Greedy() or not isinstance(method.rows, (Plain, PCD)):
         names = ("greedy", "pcd", *others)

@@ -17,7 +17,6 @@ import inspect
 import json
 import os
 import pathlib
-import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,6 @@ __all__ = [
     "Preset",
     "Profile",
     "is_profile",
-    "joined",
     "load",
     "read_values",
     "typed",
@@ -169,20 +167,15 @@ class PCDConfig(Fields):
 
     @classmethod
     def _of_text(cls, text: str) -> PCDConfig | None:
-        new = joined(text)
-        first, *values = words = new.split(":")
+        first, *values = words = text.strip().split(":")
         name = first.lower()
         if name == "off" and not values:
-            config = None
-        elif "=" in name:
-            config = cls().replace(**read_values(words))
-        elif name == "on" or name in PRESETS:
-            config = cls.preset(RECOMMENDED if name == "on" else name).replace(**read_values(values))
-        else:
-            raise InputError(_not_a_setting(new, name))
-        if new != text.strip():  # checked last, so that the advised spelling is known to be valid
-            raise InputError(f"pcd is {text!r}; allowed: words joined by colons; write {new}")
-        return config
+            return None
+        if "=" in name:
+            return cls().replace(**read_values(words))
+        if name == "on" or name in PRESETS:
+            return cls.preset(RECOMMENDED if name == "on" else name).replace(**read_values(values))
+        raise InputError(_not_a_setting(text.strip(), name))
 
     @classmethod
     def from_profile(cls, path: str) -> PCDConfig | None:
@@ -298,11 +291,6 @@ def read_values(words: Iterable[str]) -> dict[str, Any]:
 def write_values(fields: Mapping[str, Any]) -> str:
     """Values as read_values() reads them, joined by colons."""
     return ":".join(f"{name}={value}" for name, value in fields.items())
-
-
-def joined(text: str) -> str:
-    """The words of a text joined by colons, whatever joined them: earlier versions took commas and spaces."""
-    return ":".join(re.findall(r"[^\s,:]+", re.sub(r"\s*=\s*", "=", text)))
 
 
 # -- profiles ----------------------------------------------------------------------------------------------------------
