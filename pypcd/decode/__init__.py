@@ -169,11 +169,8 @@ def parse(text: str) -> Method:
     return Method(text.strip(), **parts)
 
 
-def setting_of(name: str, others: Sequence[str] = ()) -> PCDConfig | None:
+def setting_of(name: str) -> PCDConfig | None:
     """The PCD setting of a method that is only that; None for "greedy".
-
-    Args:
-        others: further names that the caller takes, for the message.
 
     Raises:
         ValueError: there is no such method, it is more than a PCD setting, or a value is out of range.
@@ -181,9 +178,9 @@ def setting_of(name: str, others: Sequence[str] = ()) -> PCDConfig | None:
     kind = name.strip().split(":")[0]
     method = parse(name) if kind in ("greedy", "pcd") else None
     if method is None or method.edit or method.search != Greedy() or not isinstance(method.rows, (Plain, PCD)):
-        names = ("greedy", "pcd", *others)
-        allowed = f"{', '.join(names)}; pcd with any setting, such as pcd:beta=1.5:window=64"
-        raise InputError(f"method is {name!r}{_instead(kind, names)}; allowed: {allowed}")
+        raise InputError(
+            f"method is {name!r}{_instead(kind, ('greedy', 'pcd'))}; allowed: greedy, pcd; pcd with any setting, such as pcd:beta=1.5:window=64"
+        )
     return method.rows.pcd
 
 

@@ -178,16 +178,6 @@ class PCDConfig(Fields):
         raise InputError(_not_a_setting(text.strip(), name))
 
     @classmethod
-    def from_profile(cls, path: str) -> PCDConfig | None:
-        """The setting of a profile that `pypcd tune` wrote; None if tune found that PCD is best left off.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: it is not a profile, or has a value out of range.
-        """
-        return cls._of_profile(Profile.read(path))
-
-    @classmethod
     def _of_profile(cls, profile: Profile) -> PCDConfig | None:
         try:
             return None if profile.fields is None else cls().replace(**profile.fields)
@@ -329,10 +319,8 @@ class Profile:
         if not isinstance(record, dict) or record.get("pypcd_profile") != _VERSION or "pcd" not in record:
             raise InputError(f"{file} is not a profile written by pypcd tune")
         fields, evidence = record["pcd"], record.get("evidence", {})
-        if fields is not None and not isinstance(fields, dict):
-            raise InputError(f"{file} is damaged: its pcd is neither null nor a mapping")
-        if not isinstance(evidence, dict):
-            raise InputError(f"{file} is damaged: its evidence is not a mapping")
+        if not isinstance(fields, (dict, type(None))) or not isinstance(evidence, dict):
+            raise InputError(f"{file} is damaged; `pypcd tune` writes another")
         return cls(str(path), fields, evidence)
 
     def write(self) -> None:
