@@ -111,22 +111,6 @@ _PARTS: dict[str, tuple[str, Callable[[Sequence[str]], Any]]] = {
     "kv": ("cache", cache.parse),
 }
 
-# those of research/, whose names are an error that says so until it has registered them
-_RESEARCH = (
-    "beam",
-    "cad",
-    "dola",
-    "dola-low",
-    "dola-high",
-    "self-extend",
-    "ms-poe",
-    "ms-poe-outlier",
-    "segr",
-    "segr-ends",
-    "segr-vote",
-    "rephrase",
-)
-
 
 def names() -> tuple[str, ...]:
     """Of all parts that there are."""
@@ -153,12 +137,10 @@ def parse(text: str) -> Method:
     for part in text.strip().split("+"):
         name, *words = part.strip().split(":")
         if name not in _PARTS:
-            if name in _RESEARCH:
-                raise InputError(
-                    f"{name} is a method that pypcd is compared with; in a clone of pypcd's repository run it by "
-                    "python -m research.eval, which takes what `pypcd eval` takes"
-                )
-            raise InputError(f"there is no method {name!r}{_instead(name, _PARTS)}; there are: {', '.join(_PARTS)}")
+            raise InputError(
+                f"there is no method {name!r}{_instead(name, _PARTS)}; there are: {', '.join(_PARTS)}; python -m research.eval, in a clone "
+                "of pypcd's repository, has those that pypcd is compared with"
+            )
         kind, make = _PARTS[name]
         if kind in parts:
             raise InputError(f"{text!r} has two parts of one kind; allowed: one of each kind: {_by_kind()}")
