@@ -22,7 +22,7 @@ def adapt(execute: Callable[[], None]) -> None:
     before = {name: getattr(types, name) for name in ("CreateCompletionRequest", "CreateChatCompletionRequest")}
     try:
         for name, base in before.items():
-            check = {"refuse": model_validator(mode="before")(_refuse)}
+            check: dict[str, Any] = {"refuse": model_validator(mode="before")(_refuse)}
             setattr(types, name, create_model(name, __base__=base, __module__=base.__module__, __validators__=check))
         execute()
     finally:
