@@ -17,13 +17,12 @@ import inspect
 import json
 import os
 import pathlib
-import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pypcd import files
-from pypcd.errors import ArgumentError, InputError, did_you_mean, rename
+from pypcd.errors import ArgumentError, InputError, did_you_mean
 from pypcd.settings.fields import FIELDS, OFFSET, RANGES, Fields, PCDFields
 from pypcd.settings.ranges import Integer, check, literal
 
@@ -39,7 +38,6 @@ __all__ = [
     "Preset",
     "Profile",
     "is_profile",
-    "joined",
     "load",
     "read_values",
     "typed",
@@ -90,7 +88,6 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 RECOMMENDED = "unsure"  # what True and "on" mean: of the presets, the one that spoils fewest answers
-_FORMER = {"gentle": "unsure"}  # it spoils more than its name said
 
 
 # -- the setting -------------------------------------------------------------------------------------------------------
@@ -130,7 +127,9 @@ class PCDConfig(Fields):
             ValueError: there is no such preset.
         """
         if name not in PRESETS:
-            raise InputError(f"preset is {name!r}{_near(name, PRESETS)}; allowed: {', '.join(map(repr, PRESETS))}")
+            raise InputError(
+                f"preset is {name!r}{did_you_mean(name, PRESETS)}; allowed: {', '.join(map(repr, PRESETS))}"
+            )
         return cls(**PRESETS[name].fields)
 
     @classmethod
@@ -168,30 +167,15 @@ class PCDConfig(Fields):
 
     @classmethod
     def _of_text(cls, text: str) -> PCDConfig | None:
-        new = joined(text)
-        first, *values = words = new.split(":")
+        first, *values = words = text.strip().split(":")
         name = first.lower()
         if name == "off" and not values:
-            config = None
-        elif "=" in name:
-            config = cls().replace(**read_values(words))
-        elif name == "on" or name in PRESETS:
-            config = cls.preset(RECOMMENDED if name == "on" else name).replace(**read_values(values))
-        else:
-            raise InputError(_not_a_setting(new, name))
-        if new != text.strip():  # checked last, so that the advised spelling is known to be valid
-            raise InputError(f"pcd is {text!r}; allowed: words joined by colons; write {new}")
-        return config
-
-    @classmethod
-    def from_profile(cls, path: str) -> PCDConfig | None:
-        """The setting of a profile that `pypcd tune` wrote; None if tune found that PCD is best left off.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: it is not a profile, or has a value out of range.
-        """
-        return cls._of_profile(Profile.read(path))
+            return None
+        if "=" in name:
+            return cls().replace(**read_values(words))
+        if name == "on" or name in PRESETS:
+            return cls.preset(RECOMMENDED if name == "on" else name).replace(**read_values(values))
+        raise InputError(_not_a_setting(text.strip(), name))
 
     @classmethod
     def _of_profile(cls, profile: Profile) -> PCDConfig | None:
@@ -240,8 +224,6 @@ def _arguments() -> str:
 
 if PCDConfig.__doc__:  # python -OO has none
     PCDConfig.__doc__ = inspect.cleandoc(PCDConfig.__doc__).replace("Raises:", f"{_arguments()}\n\nRaises:")
-rename(PCDConfig, {name: f"preset({name!r})" for name in ("paper", "cautious", "blog")})
-rename(PCDConfig, {"windowed": "preset('window')", "gentle": "preset('unsure')"})
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -268,17 +250,13 @@ def typed(config: PCDConfig | None) -> str:
     return min(texts, key=lambda text: text[:2])[-1]
 
 
-def _near(name: str, names: Iterable[str]) -> str:
-    return f" (it is called {_FORMER[name]!r} now)" if name in _FORMER else did_you_mean(name, names)
-
-
 def _not_a_setting(text: str, name: str) -> str:
     """The error message for a text whose first word is unknown."""
     names = ["on", "off", *PRESETS]
     if name == "pcd":
         return f"pcd is {text!r}, which is a method's name; write {text[len('pcd:') :] or 'paper'}"
     return (
-        f"pcd is {text!r}, which is not a setting{_near(name, names)}; allowed: {', '.join(names)}, values such as "
+        f"pcd is {text!r}, which is not a setting{did_you_mean(name, names)}; allowed: {', '.join(names)}, values such as "
         "beta=1.5:window=64, or a profile's file (.json)"
     )
 
@@ -303,11 +281,6 @@ def read_values(words: Iterable[str]) -> dict[str, Any]:
 def write_values(fields: Mapping[str, Any]) -> str:
     """Values as read_values() reads them, joined by colons."""
     return ":".join(f"{name}={value}" for name, value in fields.items())
-
-
-def joined(text: str) -> str:
-    """The words of a text joined by colons, whatever joined them: earlier versions took commas and spaces."""
-    return ":".join(re.findall(r"[^\s,:]+", re.sub(r"\s*=\s*", "=", text)))
 
 
 # -- profiles ----------------------------------------------------------------------------------------------------------
@@ -346,10 +319,8 @@ class Profile:
         if not isinstance(record, dict) or record.get("pypcd_profile") != _VERSION or "pcd" not in record:
             raise InputError(f"{file} is not a profile written by pypcd tune")
         fields, evidence = record["pcd"], record.get("evidence", {})
-        if fields is not None and not isinstance(fields, dict):
-            raise InputError(f"{file} is damaged: its pcd is neither null nor a mapping")
-        if not isinstance(evidence, dict):
-            raise InputError(f"{file} is damaged: its evidence is not a mapping")
+        if not isinstance(fields, (dict, type(None))) or not isinstance(evidence, dict):
+            raise InputError(f"{file} is damaged; `pypcd tune` writes another")
         return cls(str(path), fields, evidence)
 
     def write(self) -> None:

@@ -152,9 +152,8 @@ def test_commands_parse(page: str, line: str) -> None:
     setting = getattr(args, "pcd", None)
     if setting is not None and setting != "SETTING" and not setting.endswith(".json"):
         PCDConfig.resolve(setting)
-    known = ("llama_cpp", "two-rows") if words[0] == "bench" else ()
     for name in (getattr(args, "method", None) or "").split(","):
-        if name and name not in known:
+        if name:
             decode.parse(name)
     for name in (getattr(args, "task", None) or "").split(","):
         if name:

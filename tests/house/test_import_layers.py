@@ -38,7 +38,6 @@ FRONT = {
 # modules outside the engine that may touch the library, with the reason
 TOUCHES = {
     "library/__init__.py": "it decides which library there is, so that the engine can be imported",
-    "bench/timing.py": "a script that also times the stock library, in a process that never sees pypcd",
 }
 # private attributes of pypcd.Llama that pypcd may use
 OURS = {
@@ -149,7 +148,7 @@ def test_what_pypcd_raises_is_of_its_own_kinds() -> None:
     """The command line tells mistakes of the user's from faults of ours by them."""
     wrong = []
     for path in FILES:
-        if path.name in ("_amx_probe.py", "timing.py"):  # scripts, which import nothing of pypcd
+        if path.name == "_amx_probe.py":  # a script, which imports nothing of pypcd
             continue
         for node in ast.walk(TREES[path]):
             made = node.exc if isinstance(node, ast.Raise) else node.value if isinstance(node, ast.Return) else None

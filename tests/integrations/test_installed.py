@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import pickle
 import shutil
 import warnings
@@ -24,7 +23,7 @@ Tiny = Callable[..., Path]
 
 PCD = {"beta": 1.5, "gamma": 5}
 SMALL: dict[str, Any] = {"n_ctx": 256, "n_threads": 1}
-STOCK_INIT, STOCK_SIGNATURE = llama_cpp.Llama.__init__, inspect.signature(llama_cpp.Llama)
+STOCK_INIT = llama_cpp.Llama.__init__
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +31,6 @@ def restored() -> Iterator[None]:
     yield
     pypcd.uninstall()
     assert llama_cpp.Llama.__init__ is STOCK_INIT and "__new__" not in vars(llama_cpp.Llama)
-    assert inspect.signature(llama_cpp.Llama) == STOCK_SIGNATURE
 
 
 def made(*args: Any, **kwargs: Any) -> Any:
@@ -43,8 +41,6 @@ def made(*args: Any, **kwargs: Any) -> Any:
 def test_the_class_that_was_imported_before_makes_a_pypcd_llama(tiny: Tiny) -> None:
     """With the rows and the text of pypcd.Llama with that setting."""
     pypcd.install(PCD)
-    assert inspect.signature(llama_cpp.Llama) == inspect.signature(pypcd.Llama) != STOCK_SIGNATURE
-    assert llama_cpp.Llama.__init__.__doc__ == pypcd.Llama.__doc__
     llm = made(tiny("llama"))
     assert type(llm) is pypcd.Llama and isinstance(llm, ImportedBefore) and issubclass(pypcd.Llama, ImportedBefore)
     assert llm.pcd == pypcd.PCDConfig(**PCD)
@@ -233,13 +229,12 @@ def test_install_imports_neither_llama_cpp_nor_numpy() -> None:
 )
 def test_it_may_come_before_llama_cpp_and_before_what_imports_that(before: str, variable: str, tiny: Tiny) -> None:
     code = f"""if True:
-        import inspect, sys, pypcd
+        import sys, pypcd
         {before}
         import llama_cpp
         llm = llama_cpp.Llama(sys.argv[1], n_ctx=256, n_threads=1)
-        print(type(llm).__module__, llm.pcd == pypcd.PCDConfig.resolve("window"))
-        print(inspect.signature(llama_cpp.Llama) == inspect.signature(pypcd.Llama))"""
-    assert runs(code, tiny("llama"), PYPCD=variable) == "pypcd.llama True\nTrue\n"
+        print(type(llm).__module__, llm.pcd == pypcd.PCDConfig.resolve("window"))"""
+    assert runs(code, tiny("llama"), PYPCD=variable) == "pypcd.llama True\n"
 
 
 # --- the environment variable, where pypcd is imported ---

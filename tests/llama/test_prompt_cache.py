@@ -257,7 +257,7 @@ def foreign(tmp_path: Path) -> dict[str, Path]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links and FIFOs are POSIX's")
 def test_what_is_not_the_caches_own_is_left_alone(
-    tiny: Tiny, load: Load, cache: PromptCache, foreign: dict[str, Path], caplog: Any
+    tiny: Tiny, load: Load, cache: PromptCache, foreign: dict[str, Path]
 ) -> None:
     """Links to folders and files, folders in a file's place, FIFOs, a link inside a folder that was not finished."""
     llm = load(tiny(), False, **LARGE)
@@ -282,8 +282,6 @@ def test_what_is_not_the_caches_own_is_left_alone(
     assert all(path.read_text() == "keep me" for path in foreign.values())
     assert {path.name for path in cache.folder.iterdir()} == {*names, "writing-x", "writing-y"}
     assert [path.name for path in (cache.folder / "writing-y").iterdir()] == ["link"]
-    said = [record.getMessage() for record in caplog.records if "is left alone" in record.getMessage()]
-    assert {Path(line.split(" is left")[0]).name for line in said} == {*names, "writing-x", "link"}
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can make another user's file")

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 import pypcd
 from pypcd.decode import Session
-from pypcd.decode.vocabulary import Vocabulary
 from pypcd.engine import token_bytes
 from pypcd.evaluation import ModelTokenizer, task
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import interval
 from pypcd.prompt import Prompt, prompt_tokens
 from research.questions import questions
-from research.salience import RANKS, Reading, count_ranks, measure, salience, salience_rows
+from research.salience import RANKS, Reading, Vocabulary, count_ranks, measure, salience, salience_rows
 
 
 @pytest.fixture(scope="module")

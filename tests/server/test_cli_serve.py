@@ -15,7 +15,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -193,6 +192,7 @@ def fails(*args: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         ("demo -- --host 0.0.0.0", "--host stands behind --"),
         ("demo -- --port 9000", "--port stands behind --"),
         ("demo -- -np 2", "-np stands behind --"),
+        ("demo -- --alias zeta", "with names of their own (models.ini)"),
         ("a,b.gguf", "'a,b'"),
     ],
 )
@@ -246,18 +246,6 @@ def test_how_much_is_loaded_is_known() -> None:
     with server_module.Server("demo", port=0, options=OPTIONS, log=lines.append).running() as server:
         assert server.wait_until_ready() and server.loaded == 100
     assert lines and not any(line.startswith("loaded") for line in lines)
-
-
-def test_it_outlives_the_thread_that_started_it() -> None:
-    """Linux ties a process to the thread that started it, if it is to end with its parent."""
-    with contextlib.ExitStack() as stack:
-        server = server_module.Server("demo", port=0, options=OPTIONS)
-        starting = threading.Thread(target=lambda: stack.enter_context(server.running()))
-        starting.start()
-        starting.join()
-        assert server.wait_until_ready()
-        with urllib.request.urlopen(f"{server.url}/health") as answer:
-            assert answer.status == 200
 
 
 MISTAKES: list[tuple[str, Any]] = [

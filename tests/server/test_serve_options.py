@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from clients import LOOK_UP, check_call
-from conftest import Tiny
 from serving import BASE, MESSAGES, MUTE_ROUTES, PROMPTS, SMALL, ask, complete, is_greedy, ready, refused
 
 import pypcd
 from pypcd import PCDConfig
 from pypcd.llama import machine
-from pypcd.server import OptionError, Server, model_list
+from pypcd.server import Server
 
 pytest_plugins = ["serving", "clients"]  # fixtures
 
@@ -131,22 +130,6 @@ def test_an_unreachable_target_of_the_proxy_is_no_model() -> None:
         for body in (None, {"pcd": 1}):  # another program's
             status, said = ask(server, f"/cors-proxy?url=http://127.0.0.1:{port}/", body)
             assert (status, said) == (500, "proxy error: Could not establish connection")
-
-
-# -- names -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("options", "name"), [(["--alias", "zeta"], "zeta"), (["-a", "zeta, beta"], "beta")])
-def test_an_alias_wins(options: list[str], name: str) -> None:
-    with running(*options, pcd="cautious") as server:
-        assert server.names()[0] == name and list(server.configs) == [name]
-        assert f"{name}:pcd-cautious" in server.names()
-        assert complete(server, "a", n_predict=1)["model"] == name
-
-
-def test_an_alias_is_for_one_model(tiny: Tiny) -> None:
-    with pytest.raises(OptionError, match=r"--alias is 'zeta', a name for one model; .*models\.ini"):
-        Server(model_list.read(["demo", str(tiny("llama"))]), port=0, options=["--alias", "zeta"])
 
 
 # -- addresses ---------------------------------------------------------------------------------------------------------

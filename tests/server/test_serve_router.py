@@ -286,18 +286,6 @@ def test_what_does_not_fit_is_said_and_a_users_number_counts(ini: Path, monkeypa
     assert made.remarks == [] and made.command[made.command.index("--models-max") + 1] == "3"
 
 
-def test_more_context_than_a_model_was_trained_for_is_said(ini: Path, tiny: Tiny) -> None:
-    model = str(tiny("llama", n_ctx_train=1024))
-    assert Server(model, port=0, parallel=2, options=["-c", "2048"]).remarks == []
-    for options in (["-c", "4096"], ["--ctx-size", "4096"]):
-        (remark,) = Server(model, port=0, parallel=2, options=options).remarks
-        assert remark.endswith("a text may have 1024 tokens, as many as the model was trained for, not 2048")
-    assert any(
-        "trained for" in remark
-        for remark in Server(model_list.read([str(ini)]), port=0, options=["-c", "999936"]).remarks
-    )
-
-
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
@@ -437,9 +425,8 @@ def test_a_word_is_a_model_and_its_setting_whatever_is_in_their_names(tmp_path: 
     assert model_list._split("demo=window:relative_top=0.1") == ("demo", "window:relative_top=0.1")
     assert model_list._split(r"C:\no=such\a.gguf=paper:beta=1") == (r"C:\no=such\a.gguf", "paper:beta=1")
     assert model_list._split("nosuch") == ("nosuch", None)
-    for name in ("x.gguf", "x.gguf=y.gguf"):  # it is the most that exists
-        (tmp_path / name).touch()
-    assert model_list._split(f"{tmp_path}/x.gguf=y.gguf=off") == (f"{tmp_path}/x.gguf=y.gguf", "off")
+    (tmp_path / "x=y").mkdir()
+    assert model_list._split(f"{tmp_path}/x=y") == (f"{tmp_path}/x=y", None)
 
 
 def test_a_folder_stands_for_the_models_in_it(tmp_path: Path, tiny: Tiny) -> None:

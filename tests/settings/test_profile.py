@@ -25,7 +25,7 @@ def test_a_profile_is_a_setting(tmp_path: Path) -> None:
 def test_a_profile_may_say_off(tmp_path: Path) -> None:
     path = str(tmp_path / "off.json")
     Profile(path, None, {}).write()
-    assert Profile.read(path).fields is PCDConfig.resolve(path) is PCDConfig.from_profile(path) is None
+    assert Profile.read(path).fields is PCDConfig.resolve(path) is None
 
 
 @pytest.mark.parametrize(
