@@ -87,42 +87,46 @@ def only(*names: str, **changed: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "architecture": ({"arch": "qwen2"}, "model arch and LoRA arch mismatch"),
-    "model": ({"kind": "model"}, "expect general.type to be 'adapter', but got: model"),
-    "method": ({"method": "ia3"}, "expect adapter.type to be 'lora', but got: ia3"),
-    "columns": (
-        {"shapes": only(Q, lora_a=(4, 32))},
-        "tensor 'blk.0.attn_q.weight' has incorrect shape .*wrong base model",
-    ),
-    "half": (
-        {"shapes": {f"{Q}.lora_a": (4, 64)}},
-        "LoRA tensor pair for 'blk.0.attn_q.weight' is missing one component",
-    ),
+    "architecture": ({"arch": "qwen2"}, "is for the architecture 'qwen2', .* is 'llama'"),
+    "model": ({"kind": "model"}, "has general.type 'model'.*allowed: 'adapter' and 'lora'"),
+    "number-for-a-text": ({"kind": 5}, "has general.type 5"),
+    "method": ({"method": "ia3"}, ".*adapter.type 'ia3'"),
+    "alpha": ({"alpha": 8}, "has adapter.lora.alpha 8; allowed: a float"),
+    "columns": ({"shapes": only(Q, lora_a=(4, 32))}, "has matrices of .* for blk.0.attn_q.weight, which is"),
+    "rank": ({"shapes": only(Q, lora_a=(3, 64))}, "has matrices of"),
+    "dimensions": ({"shapes": only(Q, lora_a=(2, 4, 64))}, "has matrices of"),
+    "embedding-rank": ({"shapes": {**only(EMBD), f"{EMBD}.lora_b": (64, 2)}}, ".*for token_embd.weight, which is"),
+    "half": ({"shapes": {f"{Q}.lora_a": (4, 64)}}, "has only one of the two matrices for blk.0.attn_q.weight"),
     "other-model": (
         {"shapes": {"blk.9.x.lora_a": (4, 64), "blk.9.x.lora_b": (64, 4)}},
-        "LoRA tensor 'blk.9.x' does not exist in base model",
+        "changes .*, which .* does not have",
     ),
+    "no-pairs": ({"shapes": {Q: (64, 64)}}, "has no pairs of matrices"),
+    "empty": ({"shapes": {}}, "has no pairs of matrices"),
 }
 
 
 def test_a_lora_that_does_not_fit_is_missing_or_is_damaged_is_refused(tmp_path: Path, tiny: Tiny) -> None:
-    """In a process: stock llama_cpp opens the model and ends at the first token. The reason is llama.cpp's."""
+    """In a process: stock llama_cpp opens the model and ends at the first token."""
     wanted = {}
     for name, (kwargs, message) in WRONG.items():
         write_lora(tmp_path / f"{name}.gguf", **kwargs)
-        wanted[tmp_path / f"{name}.gguf"] = message
+        wanted[tmp_path / f"{name}.gguf"] = f"ModelError: the LoRA .* {message}"
     write_lora(tmp_path / "lora.gguf")
-    data = (tmp_path / "lora.gguf").read_bytes()
-    for name, content in (("cut", data[:-400]), ("head", data[:150]), ("text", b"<html>"), ("nothing", b"")):
+    data, damaged = (tmp_path / "lora.gguf").read_bytes(), "is not a GGUF file, or is damaged"
+    for name, content, message in (
+        ("cut", data[:-400], "cannot be used with .*: .*not within the file bounds"),
+        ("head", data[:150], damaged),
+        ("text", b"<html>", damaged),
+        ("nothing", b"", damaged),
+    ):
         (tmp_path / f"{name}.gguf").write_bytes(content)
-        wanted[tmp_path / f"{name}.gguf"] = (
-            "not within the file bounds" if name == "cut" else "failed to load lora adapter from file"
-        )
-    wanted[tmp_path / "nowhere.gguf"] = "failed to open .*No such file"
-    wanted[tmp_path] = "failed to load lora adapter from file"
-    wanted[tiny("llama")] = "expect general.type to be 'adapter'"
+        wanted[tmp_path / f"{name}.gguf"] = f"ModelError: the LoRA .*{name}.gguf {message}"
+    wanted[tmp_path / "nowhere.gguf"] = "FileNotFoundError: there is no LoRA file .*nowhere.gguf"
+    wanted[tmp_path] = "ModelError: the LoRA .* is a folder"
+    wanted[tiny("llama")] = "ModelError: the LoRA .* has general.type None"
     tries = [f"said(lambda: new(lora_path={str(path)!r})('abc', max_tokens=2))" for path in wanted]
     lines = run(tiny("llama"), "\n".join(tries))
     assert len(lines) == len(wanted)
-    for line, (path, message) in zip(lines, wanted.items()):
-        assert re.match(f"ModelError: the LoRA {path} cannot be used with .*: .*{message}", line), line
+    for line, message in zip(lines, wanted.values()):
+        assert re.match(message, line), line
