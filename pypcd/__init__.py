@@ -25,7 +25,8 @@ else:  # unseen by type checkers, to which any name would be one of pypcd's
 
     def __getattr__(name: str) -> object:
         if name not in _HOME_OF:
-            raise AttributeError(f"module 'pypcd' has no attribute {name!r}")
+            moved = f"; it is now pypcd.{_MOVED[name]}" if name in _MOVED else ""
+            raise AttributeError(f"module 'pypcd' has no attribute {name!r}{moved}")
         value = getattr(importlib.import_module(f"pypcd.{_HOME_OF[name]}"), name)
         globals()[name] = value
         return value
@@ -67,6 +68,23 @@ _HOME_OF = {
     "install": "integrations.install",
     "pcd_sampler": "llama.sampler",
     "uninstall": "integrations.install",
+}
+
+# names of former releases
+_MOVED = {
+    "analysis": "explain; the rest is in research/ of a clone",
+    "config": "settings.config",
+    "contrast": "settings.formula.contrast",
+    "fields": "settings.fields",
+    "frequencies": "settings.formula.frequencies",
+    "machine": "llama.machine",
+    "measure": "bench",
+    "method": "settings.formula",
+    "methods": "decode",
+    "prompt_cache": "decode.prompt_cache",
+    "rho": "settings.formula.rho",
+    "sampler": "llama.sampler",
+    "strength": "settings.formula.strength",
 }
 
 

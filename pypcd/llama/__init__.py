@@ -17,7 +17,7 @@ import numpy as np
 from typing_extensions import Self
 
 from pypcd.engine import PCDAnswer, PCDLogits, PCDStats
-from pypcd.errors import ArgumentError, InputError, ModelError, PCDError, UnsupportedError
+from pypcd.errors import ArgumentError, InputError, ModelError, PCDError, UnsupportedError, rename
 from pypcd.gguf import explained, resolve_model
 from pypcd.llama import arguments, lock, machine, saved_state, threads
 from pypcd.settings.config import PCDConfig, PCDSetting, Profile, load
@@ -748,3 +748,6 @@ class Llama(llama_cpp.Llama):
             "use_extra_bufts": self._use_extra_bufts,
             "rpc_servers": self._rpc_servers,
         }
+
+
+rename(Llama, {"pcd_for": "set_sequence_pcd", "pcd_refusal": "check_pcd, which raises UnsupportedError"})

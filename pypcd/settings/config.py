@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pypcd import files
-from pypcd.errors import ArgumentError, InputError, did_you_mean
+from pypcd.errors import ArgumentError, InputError, did_you_mean, rename
 from pypcd.settings.fields import FIELDS, OFFSET, RANGES, Fields, PCDFields
 from pypcd.settings.ranges import Integer, check, literal
 
@@ -88,6 +88,7 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 RECOMMENDED = "unsure"  # what True and "on" mean: of the presets, the one that spoils fewest answers
+_FORMER = {"gentle": "unsure"}  # it spoils more than its name said
 
 
 # -- the setting -------------------------------------------------------------------------------------------------------
@@ -127,9 +128,7 @@ class PCDConfig(Fields):
             ValueError: there is no such preset.
         """
         if name not in PRESETS:
-            raise InputError(
-                f"preset is {name!r}{did_you_mean(name, PRESETS)}; allowed: {', '.join(map(repr, PRESETS))}"
-            )
+            raise InputError(f"preset is {name!r}{_near(name, PRESETS)}; allowed: {', '.join(map(repr, PRESETS))}")
         return cls(**PRESETS[name].fields)
 
     @classmethod
@@ -224,6 +223,8 @@ def _arguments() -> str:
 
 if PCDConfig.__doc__:  # python -OO has none
     PCDConfig.__doc__ = inspect.cleandoc(PCDConfig.__doc__).replace("Raises:", f"{_arguments()}\n\nRaises:")
+rename(PCDConfig, {name: f"preset({name!r})" for name in ("paper", "cautious", "blog")})
+rename(PCDConfig, {"windowed": "preset('window')", "gentle": "preset('unsure')", "from_profile": "resolve(path)"})
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -250,13 +251,17 @@ def typed(config: PCDConfig | None) -> str:
     return min(texts, key=lambda text: text[:2])[-1]
 
 
+def _near(name: str, names: Iterable[str]) -> str:
+    return f" (it is called {_FORMER[name]!r} now)" if name in _FORMER else did_you_mean(name, names)
+
+
 def _not_a_setting(text: str, name: str) -> str:
     """The error message for a text whose first word is unknown."""
     names = ["on", "off", *PRESETS]
     if name == "pcd":
         return f"pcd is {text!r}, which is a method's name; write {text[len('pcd:') :] or 'paper'}"
     return (
-        f"pcd is {text!r}, which is not a setting{did_you_mean(name, names)}; allowed: {', '.join(names)}, values such as "
+        f"pcd is {text!r}, which is not a setting{_near(name, names)}; allowed: {', '.join(names)}, values such as "
         "beta=1.5:window=64, or a profile's file (.json)"
     )
 

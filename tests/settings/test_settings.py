@@ -76,6 +76,7 @@ def test_a_comma_within_a_method_is_explained() -> None:
         ("pcd:cautious", "pcd is 'pcd:cautious', which is a method's name; write cautious"),
         ("", "allowed: on, off"),
         ("onn", "did you mean 'on'"),
+        ("gentle", "it is called 'unsure' now"),
         ("off:beta=1", "which is not a setting"),
         ("beta=", "name=value"),
         ("beta=1:beta=2", "beta is given twice, 1 and 2"),
