@@ -3,7 +3,7 @@
 Graphs are read where llama.cpp hands them to ggml's scheduler, by a small library that is preloaded into a process of its own
 (graph_nodes.c). The graphs are those of a device with memory of its own, computed on the CPU. Knows nothing of backends.
 
-    python tests/support/graph_nodes.py    # in an environment with pypcd and a C compiler: the operations of docs/lab/backends.md, with the types of operands
+    python scripts/recipes/graph_nodes.py    # in an environment with pypcd and a C compiler: the operations of docs/lab/backends.md, with the types of operands
 """
 
 from __future__ import annotations
@@ -125,6 +125,8 @@ def record(shim: Path, folder: Path) -> dict[str, list[str]]:
 
     # isort: split
     import llama_cpp
+
+    sys.path.append(str(HERE.parents[1] / "tests" / "support"))
     from tiny_gguf import write_tiny_gguf
 
     library, lines = ctypes.CDLL(str(shim)), folder / "graphs"
