@@ -153,39 +153,6 @@ def test_a_window_hides_the_middle_from_the_twin(
         check_rows(llm, path, TOKENS[:last], moved=0.0 if setting["window"] == 500 else 0.05)
 
 
-LONG = (TOKENS * 7)[:800]
-FAR: list[tuple[str, dict[str, Any]]] = [
-    *(("llama", {"window": 30, "cache": cache}) for cache in CACHES),
-    ("llama", {"window": 30, "n_sink": 0}),
-    ("llama", {"window": 280, "perturbation": "none"}),
-    ("bloom", {"window": 30, "perturbation": "none"}),
-    ("gemma3", {"window": 30}),
-    ("gemma2", {"window": 30, "cache": "shared"}),
-    ("qwen2vl", {"window": 30, "cache": "separate", "evaluation": "alternate"}),
-]
-
-
-@pytest.mark.parametrize("flash_attn", [False, True])
-@pytest.mark.parametrize(("arch", "setting"), FAR, ids=str)
-def test_a_window_far_into_a_text_looks_at_its_own_cells_alone(
-    arch: str, setting: dict[str, Any], flash_attn: bool, tiny: Tiny, load: Load
-) -> None:
-    """In blocks of 256 cells: the window's first cell is the last of its block, then the first of the next one."""
-    path = tiny(arch)
-    llm = load(path, setting, n_ctx=1024, flash_attn=flash_attn)
-    first = 512 + setting["window"] - 1
-    text = LONG[: first + 1]
-    llm.eval(text[: first - 1])
-    for n in (first, first + 1):
-        llm.eval(text[n - 1 : n])
-        check_rows(llm, path, text, at=n - 1)
-    n = setting["window"] + 10  # and back to where the window reaches the beginning
-    llm._ctx.kv_cache_seq_rm(0, 5, -1)
-    llm.n_tokens = 5
-    llm.eval(text[5:n])
-    check_rows(llm, path, text, at=n - 1)
-
-
 NOISES: list[dict[str, Any]] = [
     {"cache": "shared", "noise": 0.3, "band": "all"},
     {"cache": "separate", "noise": 0.1, "seed": 5},
@@ -335,19 +302,6 @@ def test_a_head_too_small_for_a_block_is_refused(tiny: Tiny, load: Load) -> None
         pypcd.UnsupportedError, match="type_k_over is q8_0, .* blocks of 32, but a head has 16 dimensions"
     ):
         load(tiny("llama"), {"type_k_over": "q8_0"})
-
-
-@pytest.mark.parametrize("setting", [{"alpha": 0}, {"base_ratio": 1}], ids=str)
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("arch", ROPE_ARCHS)
-def test_without_over_rotation_both_rows_are_one(
-    arch: str, cache: str, setting: dict[str, Any], tiny: Tiny, load: Load
-) -> None:
-    for evaluation in EVALUATIONS:
-        llm = load(tiny(arch), {"cache": cache, "evaluation": evaluation, **setting})
-        llm.eval(TOKENS)
-        rows = llm.pcd_logits()
-        close(rows.standard, rows.local, rounding(tiny(arch)))
 
 
 @pytest.mark.parametrize("relative_top", [0.1, 0.3, 0.6])

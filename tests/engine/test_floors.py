@@ -31,7 +31,7 @@ from batches import (
     turn_off,
     turn_on,
 )
-from conftest import TOKENS, Load, Tiny, check_rows, close, greedy, native_row, rounding
+from conftest import TOKENS, Load, Tiny, check_rows, close, native_row, rounding
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import bits
@@ -283,9 +283,6 @@ def test_the_formula_in_numpy_and_the_control_contrast_the_same_rows(
     assert np.array_equal(control._contrasted(row, other)[kept], got[kept])
 
 
-# -- several sequences -------------------------------------------------------------------------------------------------
-
-
 # -- min_first_entropy: the first token's row decides for the answer -----------------------------------------------------
 
 Unlike = tuple[list[int], list[int], float]
@@ -355,12 +352,6 @@ def test_a_plain_answer_takes_no_twins(cache: str, unlike: Unlike, tiny: Tiny, l
         assert after.n_twins == before.n_twins and after.n_skipped == before.n_skipped + 10
         if cache != "separate":
             assert before.n_twins == n_twins
-
-
-@pytest.mark.parametrize("name", ["min_entropy", "min_first_entropy"])
-def test_a_floor_below_every_entropy_contrasts_everywhere(name: str, tiny: Tiny, load: Load) -> None:
-    always, low, off = (greedy(load(tiny("llama"), pcd)) for pcd in ({}, {name: 1e-9}, False))
-    assert always == low != off
 
 
 def test_what_is_decoded_does_not_depend_on_how_it_is_asked_for(unlike: Unlike, tiny: Tiny, load: Load) -> None:

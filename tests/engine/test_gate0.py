@@ -106,21 +106,6 @@ def test_beta_0_or_a_single_token_in_play_is_stock_greedy_decoding(
 # --- separate: the second stream is stock llama.cpp with other frequencies, see gate 0 ---
 
 
-@pytest.mark.parametrize("evaluation", EVALUATIONS)
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "stablelm", "qwen2vl", "smollm3"])
-def test_without_transition_the_second_stream_is_stock_with_another_base(
-    arch: str, evaluation: str, tiny: Tiny, load: Load
-) -> None:
-    setting = {"cache": "separate", "transition": "none", "base_ratio": 0.01, "evaluation": evaluation}
-    for n_batch, n_ubatch in ((128, 128), (48, 9)):
-        llm = load(tiny(arch), setting, n_batch=n_batch, n_ubatch=n_ubatch, rope_freq_base=2e5)
-        stock = load(tiny(arch), False, rope_freq_base=2e3)
-        for start, stop in ((0, 100), (100, 101), (101, 119), (119, 120)):
-            llm.eval(TOKENS[start:stop])
-            stock.eval(TOKENS[start:stop])
-            close(llm.pcd_logits().local, native_row(stock), tolerance(tiny(arch)))
-
-
 @pytest.mark.parametrize("flash_attn", [False, True])
 @pytest.mark.parametrize("band", ["low", "high"])
 def test_the_second_stream_is_stock_with_the_table_in_the_model(

@@ -4,21 +4,17 @@ Second keys are the keys that twins see with cache="rerotated": the cached ones,
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from typing import Any
 
-import llama_cpp
 import pytest
 from batches import (
     OK,
     Context,
     Native,
-    Setting,
     check_row,
     decode_batch,
     decode_in,
-    same_rows,
     set_seq,
     turn_off,
     turn_on,
@@ -133,48 +129,6 @@ def test_assigning_a_setting_frees_what_it_does_not_need(tiny: Tiny, load: Any) 
     assert llm.pcd_stats().second_bytes == 0
 
 
-def breakdown(context: Context) -> int:
-    """The bytes that llama.cpp lists for the context itself: llama_get_memory_breakdown, of its internal C++ interface.
-
-    It returns a std::map (buffer type -> bytes of model, context, compute), here read as libstdc++ lays it out."""
-
-    class Map(ctypes.Structure):
-        _fields_ = [("less", ctypes.c_void_p), ("color", ctypes.c_void_p), ("parent", ctypes.c_void_p)] + [
-            (name, ctypes.c_void_p) for name in ("left", "right", "n")
-        ]
-
-    class Node(ctypes.Structure):
-        _fields_ = [(name, ctypes.c_void_p) for name in ("color", "parent", "left", "right", "key")] + [
-            (name, ctypes.c_size_t) for name in ("model", "context", "compute")
-        ]
-
-    def total(at: int | None) -> int:
-        if not at:
-            return 0
-        node = Node.from_address(at)
-        return node.context + total(node.left) + total(node.right)
-
-    call = _native.lib._Z26llama_get_memory_breakdownPK13llama_context
-    call.restype, call.argtypes = Map, [ctypes.c_void_p]
-    return total(call(context.ctx).parent)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads a std::map as libstdc++ lays it out")
-@pytest.mark.parametrize("arch", ["llama", "gemma3", "lfm2"])
-def test_llama_cpps_own_list_of_memory_has_the_second_keys(arch: str, native: Native) -> None:
-    context = native(arch, n_seq_max=2)
-    own = breakdown(context)
-    assert own > 0
-    for setting in ({}, {"type_k_over": "f16"}, {"cache": "separate"}, {"cache": "shared"}):
-        if arch == "lfm2" and setting.get("cache") == "separate":
-            continue  # refused beside recurrent layers
-        turn_on(context, setting)
-        _native.pcd_trim(context.ctx)
-        states = int(context.stats.state_bytes)  # of recurrent layers, for twins
-        assert breakdown(context) == own + bytes_of(context)[0] + states
-        assert (bytes_of(context)[0] > 0) == (setting != {"cache": "shared"})
-
-
 SQUEEZED = """
 import re, resource, sys
 import numpy as np
@@ -241,53 +195,10 @@ def test_second_keys_of_another_type_fit_beside_the_former_ones_or_these_stay(ti
 
 # --- twins that are not turned beside others ---
 
-WINDOW: Setting = {"perturbation": "none", "window": 12, "n_sink": 2}
-MIXED: list[tuple[str, Setting, dict[str, Any]]] = [
-    ("llama", {}, {}),
-    # flash attention rounds keys to f16, which makes other rounding larger: as many tokens and twins at once as alone
-    ("llama", {"evaluation": "fused"}, {"flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED}),
-    ("llama", {"evaluation": "alternate"}, {}),
-    ("llama", {"cache": "shared"}, {}),
-    ("llama", {"cache": "shared", "perturbation": "noise", "noise": 0.3, "offset_min": 1, "offset_max": 5}, {}),
-    ("gemma3", {}, {"swa_full": True}),
-    ("gemma3", {"evaluation": "alternate"}, {"swa_full": False}),
-    ("smollm3", {}, {}),  # with layers that do not rotate
-    ("deepseek2", {}, {}),  # values that are a part of the keys
-    ("hunyuan-dense", {}, {}),  # a norm after the rotation
-    ("llama", {"window": 40, "n_sink": 0}, {"n_ctx": 2048}),  # all twins look at a part of the cells
-    ("llama", {"window": 40, "n_sink": 2, "cache": "shared"}, {"n_ctx": 2048}),
-]
-
 
 def decode_each(context: Context, tokens: dict[int, int], at: dict[int, int]) -> None:
     """One token of each of these sequences, in one batch."""
     assert decode_batch(context, [(token, at[seq], [seq], True) for seq, token in tokens.items()]) == 0
-
-
-@pytest.mark.parametrize(("arch", "setting", "params"), MIXED, ids=str)
-def test_a_window_twin_rides_beside_turned_ones(
-    arch: str, setting: Setting, params: dict[str, Any], native: Native
-) -> None:
-    """Each sequence has the rows of a context of its own, whichever others are in the batch."""
-    plain, sizes = {0: setting, 1: WINDOW, 2: setting, 3: WINDOW}, {**SEQUENCES, **params}
-    together = native(arch, setting, **sizes)
-    alone = {seq: native(arch, {**setting, **own} if own is WINDOW else own, **sizes) for seq, own in plain.items()}
-    n = 300 if "window" in setting else 30  # more than the cells that are left out together
-    at = dict.fromkeys(plain, n)
-    for seq, own in plain.items():
-        if own is WINDOW:
-            assert set_seq(together, seq, {**WINDOW, "evaluation": setting.get("evaluation", "auto")}) == OK
-        text = (TOKENS * 4)[20 * seq : 20 * seq + n]
-        decode_in([together], text, out=[], seq=seq)
-        decode_in([alone[seq]], text, out=[])
-    # as many twins, of which other ones are turned; one kind alone; all
-    for step, seqs in enumerate(([0, 1], [1, 3], [3, 2], [0, 2], [2, 1, 3, 0], [0, 1, 2, 3], [1], [2])):
-        tokens = {seq: TOKENS[100 + (step + 5 * seq) % 20] for seq in seqs}
-        decode_each(together, tokens, at)
-        for i, seq in enumerate(seqs):
-            decode_in([alone[seq]], [tokens[seq]], at[seq])
-            at[seq] += 1
-            same_rows(together, alone[seq].rows(), i)
 
 
 def test_a_twin_that_is_not_turned_costs_no_graph(native: Native) -> None:
@@ -295,7 +206,7 @@ def test_a_twin_that_is_not_turned_costs_no_graph(native: Native) -> None:
     context = native("llama", {"evaluation": "fused"}, **SEQUENCES)
     at = dict.fromkeys(range(4), 0)
     for seq in (1, 3):
-        assert set_seq(context, seq, {**WINDOW, "evaluation": "fused"}) == OK
+        assert set_seq(context, seq, {"perturbation": "none", "window": 12, "evaluation": "fused"}) == OK
 
     def built(steps: list[list[int]]) -> int:
         before = context.n_reused

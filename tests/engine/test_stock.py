@@ -16,11 +16,9 @@ from conftest import (
     UNKNOWN,
     Load,
     Tiny,
-    check_contrast,
     check_rows,
     close,
     contrasted,
-    expected,
     native_row,
     on_stock,
     reference,
@@ -81,52 +79,6 @@ def test_a_twin_sees_its_window_and_the_first_positions(
     llm = load(tiny("llama"), {"perturbation": "none", "window": window, "n_sink": n_sink})
     llm.eval(TOKENS[:n])
     check_rows(llm, tiny("llama"), TOKENS[:n], moved=0.0)
-
-
-@pytest.mark.parametrize(
-    "options", [{"flash_attn": True, "f16": True}, {"f16": True}, {"n_batch": 7}, {"n_ubatch": 16}]
-)
-def test_rows_with_other_caches_and_batches(options: dict[str, Any], tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), WINDOW, **options)
-    llm.eval(TOKENS[:PROMPT])
-    check_rows(llm, tiny("llama"), TOKENS[:PROMPT])
-    llm.eval(TOKENS[PROMPT : PROMPT + 1])
-    check_rows(llm, tiny("llama"), TOKENS[: PROMPT + 1])
-
-
-def test_every_row_of_a_prompt(tiny: Tiny, load: Load) -> None:
-    """More rows than there are twins in a batch: llama.cpp's own memory has the last of them, `scores` and pcd_logits all."""
-    llm = load(tiny("llama"), WINDOW, logits_all=True)
-    llm.eval(TOKENS[:PROMPT])
-    for i in (0, 1, 15, 16, 37, PROMPT - 1):
-        got = llm.pcd_logits(i)
-        assert np.array_equal(llm.scores[i], engine.row(llm, i))
-        check_contrast(got, llm.pcd, llm.scores[i])
-    for i in range(PROMPT):
-        standard, local = expected(tiny("llama"), TOKENS[:PROMPT], i, llm.pcd)
-        limit = tolerance(tiny("llama"), PROMPT)
-        close(llm.pcd_logits(i).standard, standard, limit)
-        close(llm.pcd_logits(i).local, local, limit)
-
-
-@beside_native
-def test_several_sequences_at_once(tiny: Tiny, load: Load) -> None:
-    """As beam search decodes: each twin sees the cells of its own text."""
-    rows = []
-    for name in ("stock", "native"):
-        llm = load(tiny("llama"), WINDOW, engine=name, n_seq_max=3)
-        llm.eval(TOKENS[:40])
-        for seq in (1, 2):
-            engine.copy_sequence(llm, 0, seq)
-        for step in range(3):
-            assert engine.decode(llm, [(TOKENS[50 + 7 * seq + step], 40 + step, seq, True) for seq in range(3)])
-        rows.append([engine.pcd(llm).logits(i) for i in range(3)])
-        assert np.array_equal(engine.rows(llm, 3)[1], native_row(llm, -2))
-        assert seqs_in_memory(llm) == [0, 1, 2]
-    limit = rounding(tiny("llama"))
-    for ours, theirs in zip(*rows):
-        close(ours.standard, theirs.standard, limit)
-        close(ours.local, theirs.local, limit)
 
 
 # -- the same work as the native engine, whatever is done ------------------------------------------------------------
@@ -256,17 +208,6 @@ def test_what_a_floor_leaves_plain_is_plain_to_the_bit(setting: Any, tiny: Tiny,
         assert np.array_equal(native_row(llm), native_row(plain))
     assert llm.pcd_stats().n_twins == 0
     assert cells(llm) == cells(plain)
-
-
-def test_the_memory_is_as_without_pcd(tiny: Tiny, load: Load) -> None:
-    """A state has the text's cells and nothing of a twin; whoever loads it goes on as if there had been none."""
-    plain, llm = (load(tiny("llama"), pcd) for pcd in (False, WINDOW))
-    for one in (plain, llm):
-        one.eval(TOKENS[:PROMPT])
-    assert cells(llm) == cells(plain)
-    for one in (plain, llm):
-        one.eval(TOKENS[PROMPT : PROMPT + 1])
-    assert len(cells(llm)) == len(cells(plain))
 
 
 # -- the end of the context ------------------------------------------------------------------------------------------
