@@ -277,7 +277,9 @@ def test_a_context_too_narrow_for_a_twin_says_so_once(native: Native, caplog: py
 
 def test_a_twin_that_is_aborted_leaves_a_recurrent_state_as_it_was(native: Native) -> None:
     context, fresh = (native("lfm2", {"evaluation": "alternate"}) for _ in range(2))
-    twinless = native("lfm2", {"evaluation": "alternate", "relative_top": 1.0})  # it counts the nodes of the batch alone
+    twinless = native(
+        "lfm2", {"evaluation": "alternate", "relative_top": 1.0}
+    )  # it counts the nodes of the batch alone
     decode_in((context, twinless, fresh), TOKENS[:20])
     before, nodes, abort = context.span(), Abort(twinless), Abort(context)
     assert nodes.decode(sys.maxsize, TOKENS[20:21]) == 0
