@@ -276,21 +276,12 @@ def test_an_edited_prompt_builds_on_the_keys_of_the_first(arch: str, n_batch: in
     assert parse("greedy").generate(session, PROMPT, max_tokens=1).n_evaluated == len(first), "these keys are not kept"
 
 
-OWN_ROWS = [
-    "replay:3",
-    "recite:4",
-    "pcd:cache=separate",
-    "self-extend:2:width=16",
-    "ms-poe",
-    "ms-poe-outlier",
-    "dola-low",
-    "cad",
-]
+OWN_ROWS = ["replay:3", "recite:4", "pcd:cache=separate", "self-extend:2:width=16", "ms-poe", "dola-low", "cad"]
 
 
 @pytest.mark.parametrize(
     ("name", "fails"),
-    [*((name, fails) for name in ("greedy", *OWN_ROWS) for fails in (False, True)), ("beam:4+pcd", False)],
+    [*((name, True) for name in OWN_ROWS), ("recite:4", False), ("beam:4+pcd", False)],
 )
 def test_afterwards_the_same_prompt_has_the_models_own_rows(name: str, fails: bool, tiny: Tiny, load: Load) -> None:
     """Also after an error, at the first token that is chosen."""
@@ -321,18 +312,6 @@ def test_a_session_notices_that_the_model_was_used_otherwise(llm: pypcd.Llama) -
     assert after.tokens == before.tokens and after.n_evaluated == after.n_prompt
 
 
-def test_the_models_own_setting_and_answers_stay(llm: pypcd.Llama) -> None:
-    llm.pcd = config = pypcd.PCDConfig(beta=1.5)
-    before = llm("1, 2, 3", max_tokens=5, temperature=0)["choices"][0]["text"]
-    for name in ("greedy", "pcd", "beam:2+pcd:window", "cad", "self-extend"):
-        parse(name).generate(llm, PROMPT, max_tokens=3)
-        assert llm.pcd == config
-        assert llm("1, 2, 3", max_tokens=5, temperature=0)["choices"][0]["text"] == before, name
-    with pytest.raises(ValueError, match="allowed: 1 to 511"):
-        parse("greedy").generate(llm, "x" * 600)
-    assert llm.pcd == config
-
-
 # -- what does not fit -----------------------------------------------------------------------------------------------
 
 
@@ -344,13 +323,9 @@ def test_the_models_own_setting_and_answers_stay(llm: pypcd.Llama) -> None:
         ("cad", "a text without parts", {}, "no context"),
         ("control", PROMPT, {}, "other prompts"),
         ("segr", "a text without parts", {}, "0 segments"),
-        ("segr-ends", "a text without parts", {}, "0 segments"),
-        ("segr-vote", "a text without parts", {}, "0 segments"),
         ("beam:4", PROMPT, {"of": {"n_seq_max": 1}}, "n_seq_max=9"),
         ("beam:8", "x" * 230, {"of": {"n_ctx": 256}, "max_tokens": 24}, "larger n_ctx"),
         ("beam:2", PROMPT, {"of": {"arch": "lfm2"}}, "recurrent state"),
-        ("cad", PROMPT, {"of": {"arch": "lfm2"}}, "recurrent state"),
-        ("self-extend", PROMPT, {"of": {"arch": "lfm2"}}, "recurrent state"),
         ("self-extend", PROMPT, {"of": {"arch": "gpt2"}}, "no rotary positions"),
     ],
 )
@@ -364,11 +339,6 @@ def test_what_cannot_be_done_is_refused_and_leaves_a_session_that_can_be_used(
     assert parse("greedy").generate(session, PROMPT, max_tokens=2).tokens
     if name == "control":  # what is refused is this control, not every one
         assert parse(name).with_pool((PROMPT,)).generate(session, PROMPT, max_tokens=2).tokens
-
-
-def test_an_answer_stops_if_the_context_is_full(llm: pypcd.Llama) -> None:
-    answer = parse("greedy").generate(llm, "x" * 500, max_tokens=100)
-    assert len(answer.tokens) <= llm.n_ctx() - answer.n_prompt
 
 
 # -- prompts ---------------------------------------------------------------------------------------------------------
@@ -409,12 +379,6 @@ def test_a_text_is_cut_where_its_parts_become_short() -> None:
 # -- edits -----------------------------------------------------------------------------------------------------------
 
 
-def test_rephrasing_asks_behind_the_question(llm: pypcd.Llama) -> None:
-    answer = parse("rephrase").generate(llm, PROMPT, max_tokens=4)
-    asked = PROMPT.replace(after=PROMPT.after + " Please repeat the relevant content before analysis.")
-    assert answer.tokens == parse("greedy").generate(llm, asked, max_tokens=4).tokens
-
-
 @given(st.permutations(range(9)))
 def test_the_best_segments_go_to_the_ends(order: list[int]) -> None:
     assert _ends([0, 1, 2, 3]) == [2, 0, 1, 3]  # ascending by score: 3 is the best
@@ -430,7 +394,7 @@ def attended(path: Any, llm: pypcd.Llama, n_last: int) -> np.ndarray:
     return np.stack([weights[..., first:last].sum(-1) for first, last in spans], axis=-1)
 
 
-@pytest.mark.parametrize(("n_last", "n_batch"), [(1, 64), (2, 64), (8, 64), (8, 3)])
+@pytest.mark.parametrize(("n_last", "n_batch"), [(1, 64), (8, 3)])
 @pytest.mark.parametrize("flash_attn", [False, True])
 def test_the_attention_that_segments_get(flash_attn: bool, n_last: int, n_batch: int, tiny: Tiny, load: Load) -> None:
     path = tiny("llama")
@@ -439,13 +403,6 @@ def test_the_attention_that_segments_get(flash_attn: bool, n_last: int, n_batch:
     wanted = wanted.reshape(-1, wanted.shape[-1])
     assert found.shape == wanted.shape
     close(np.sort(found, axis=0), np.sort(wanted, axis=0), tolerance(path, of=1.0, **shape(llm)))  # in any order
-
-
-def test_segments_are_sorted_by_the_attention_they_get(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False)
-    once = AttentionSort(rounds=1).edit(Session(llm), PROMPT, chat=False, answer=never)
-    order = np.argsort(attended(tiny("llama"), llm, 1).mean((0, 1, 2)))
-    assert list(once.segments) == [PROMPT.segments[i] for i in order] and once.segments != PROMPT.segments
 
 
 def test_the_segments_with_most_attention_are_repeated(tiny: Tiny, load: Load) -> None:
@@ -568,24 +525,16 @@ def test_a_name_may_have_a_part_of_each_kind() -> None:
     ("text", "named"),
     [
         ("beem", "did you mean 'beam'"),
-        ("", "''"),
         ("greedy+beam", "two parts of one kind"),
         ("pcd:off", "write greedy"),
         ("pcd:betta=1", "did you mean 'beta'"),
-        ("pcd:beta=-1", "beta is -1"),
         ("beam:n=x", "n is 'x'"),
-        ("beam:m=3", "'m'"),
         ("greedy:3", "takes no values"),
         ("cad:-1", "alpha is -1"),
-        ("segr:0", "rounds is 0"),
         ("segr-vote:2", "n is 2"),
-        ("control:nan", "beta is nan"),
         ("control:gamma=0", "gamma is 0"),
-        ("control:n_steps=0", "n_steps is 0"),
         ("beam:2:n=3", "n is given twice"),
         ("pcd:tuned.json", "write its values"),
-        ("self-extend:1", "allowed"),
-        ("self-extend:4:width=3", "allowed"),
         ("self-extend:4:width=6", "allowed"),
     ],
 )

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import TOKENS, Load, Tiny
-from rpc_servers import RPCServer, needs_rpc, running
+from rpc_servers import needs_rpc, running
 from test_backend import SHAPE
 
 import pypcd
@@ -126,28 +124,3 @@ def test_serve_answers_as_a_model_here_does_and_tells_of_a_server_that_is_lost(q
         finally:
             process.kill()
             process.communicate()
-
-
-def test_serve_with_several_models_loads_them_in_turn_and_goes_on_after_a_loss(question: str, tmp_path: Path) -> None:
-    with running() as servers:
-        rpc = ",".join(server.address for server in servers)
-        ini = tmp_path / "models.ini"
-        ini.write_text("[one]\nmodel = demo\n[two]\nmodel = demo\n")
-        process, url = serving(str(ini), "--rpc", rpc)
-        try:
-            body = {"prompt": question, "max_tokens": 12, "temperature": 0, "pcd": True}
-            texts = [ask(url, model=name, **body)["choices"][0]["text"] for name in ("one", "two", "one")]
-            assert len(set(texts)) == 1 and texts[0]
-
-            servers[0].kill()
-            assert "error" in ask(url, model="one", **body)
-            assert "error" in ask(url, model="two", **body)
-            assert process.poll() is None  # the router lives
-
-            port = servers[0].address.partition(":")[2]
-            servers.append(RPCServer(f"--port={port}"))
-            assert ask(url, model="one", **body)["choices"][0]["text"] == texts[0]
-        finally:
-            process.send_signal(signal.SIGTERM)
-            said = process.communicate(timeout=30)[1]
-        assert "Remote RPC server crashed" in said and "loaded RPC backend" not in said

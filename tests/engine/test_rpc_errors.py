@@ -38,14 +38,10 @@ def test_addresses_are_taken_as_they_are() -> None:
         ("", "rpc_servers has ''; allowed: host:port"),
         ([], r"rpc_servers is \[\]; allowed: host:port .*None is for this machine alone"),
         ("there", "rpc_servers has 'there'; allowed: host:port"),
-        (":5", "rpc_servers has ':5'"),
-        ("a b:5", "rpc_servers has 'a b:5'"),
         ("http://a:5", "rpc_servers has 'http://a:5'"),
         ("[::1]:5", "rpc_servers has .*IPv4"),
         ("a:0", "rpc_servers has 'a:0', whose port is '0'; allowed: 1 to 65535"),
         ("a:65536", "whose port is '65536'"),
-        ("a:x", "whose port is 'x'"),
-        ("a:1,,b:1", "rpc_servers has ''"),
         ("a:1,b:1, a:01", "rpc_servers has a:1 twice; allowed: each server once; leave one out"),
         ([5], "rpc_servers has 5; allowed"),
     ],
@@ -108,10 +104,7 @@ def test_the_protocol_is_that_of_the_pinned_ggml() -> None:
     "answers, said",
     [
         ({HELLO: version(6, 0)}, r"speaks version 6\.0\.3 of ggml's protocol, this pypcd 7\.0; use the same version"),
-        ({HELLO: version(7, 1)}, r"speaks version 7\.1\.3"),
-        ({HELLO: version(8, 0)}, r"speaks version 8\.0\.3"),
         ({HELLO: b"SSH-2.0-OpenSSH_9.6\r\n"}, "does not speak ggml's RPC protocol; is `pypcd rpc-server`"),
-        ({HELLO: answer("BBB", *PROTOCOL, 0)}, "does not speak ggml's RPC protocol"),
         ({}, "closed the connection; is `pypcd rpc-server`"),
         ({HELLO: GOOD[HELLO], COUNT: answer("I", 0)}, "have 0 devices together; allowed: 1 to 16; see their --device"),
         ({HELLO: GOOD[HELLO], COUNT: answer("I", 17)}, "have 17 devices together"),
@@ -175,13 +168,12 @@ def test_memory_of_other_machines_counts(tiny: Tiny, monkeypatch: pytest.MonkeyP
 
 
 @needs_rpc
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_rpc_server_tells_how_to_reach_it_and_ends_in_order(how: signal.Signals) -> None:
+def test_rpc_server_tells_how_to_reach_it_and_ends_in_order() -> None:
     with running(1) as (server,):
         assert "no authentication and no encryption" in server.log()
         assert "can read and write" not in server.log()  # it listens on loopback
         port = server.address.partition(":")[2]
-        server.process.send_signal(how)
+        server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(20) == 0
         assert server.process.stdout is not None
         tunnel, use = server.process.stdout.read().splitlines()  # and nothing of ggml's
@@ -208,14 +200,6 @@ def test_rpc_server_on_a_network_warns() -> None:
 def test_rpc_server_refuses(args: list[str], said: str, capsys) -> None:
     assert main(["rpc-server", "--port", "0", *args]) == 2
     assert re.search(said, capsys.readouterr().err)
-
-
-@needs_rpc
-def test_rpc_server_on_a_port_that_is_taken(capsys) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        assert main(["rpc-server", f"--port={port}"]) == 2
-    assert f"port is {port}, which 127.0.0.1 cannot listen on" in capsys.readouterr().err
 
 
 # -- a server that is busy, or lost ----------------------------------------------------------------------------------
@@ -258,17 +242,9 @@ def test_a_server_serves_one_process_at_a_time(tiny: Tiny) -> None:
 
 
 @needs_rpc
-@pytest.mark.parametrize("then", ["go on\n", "end\n"])
-def test_a_server_that_is_lost_ends_the_process_with_a_sentence(then: str, tiny: Tiny) -> None:
+def test_a_server_that_is_lost_ends_the_process_with_a_sentence(tiny: Tiny) -> None:
     with running() as servers, child(tiny("llama"), ",".join(server.address for server in servers)) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         servers[1].kill()
-        out, err = process.communicate(then, timeout=60)
-        assert (out, err, process.returncode) == ("", LOST, -signal.SIGABRT)
-
-
-@needs_rpc
-def test_so_does_one_that_is_lost_while_a_model_is_loaded_when_stderr_is_hidden(tiny: Tiny) -> None:
-    with fake(GOOD) as address, child(tiny("llama"), address) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate("go on\n", timeout=60)
         assert (out, err, process.returncode) == ("", LOST, -signal.SIGABRT)
