@@ -138,23 +138,8 @@ def test_the_control_subtracts_the_mean_of_other_prompts(tiny: Tiny, llm: pypcd.
     close(rows[0], behind(row, plain), contrasted(2 * tolerance(tiny("llama")), 1.5))  # of two log-softmaxes
 
 
-@pytest.mark.parametrize("sure", [True, False])
-def test_the_control_leaves_an_answer_plain_where_the_model_is_sure_of_its_first_token(
-    sure: bool, llm: pypcd.Llama
-) -> None:
-    pool = tuple(PROMPT.replace(after=f". What is {i:02d}?") for i in range(3))
-    plain_tokens, plain = rows_of(parse("greedy"), llm, 3)
-    first = entropy(plain[0])
-    control = Control(pool, pypcd.PCDConfig(min_first_entropy=first * (1.001 if sure else 0.999)))
-    tokens, rows = rows_of(Method("control", control), llm, 3)
-    if sure:
-        assert tokens == plain_tokens and all(np.array_equal(a, b) for a, b in zip(rows, plain))
-    else:
-        _, always = rows_of(Method("control", Control(pool)), llm, 3)
-        assert all(np.array_equal(a, b) for a, b in zip(rows, always)) and not np.array_equal(rows[0], plain[0])
-
-
 def test_the_control_of_a_setting_contrasts_where_the_setting_does(llm: pypcd.Llama) -> None:
+    """Not in an answer of whose first token the model is sure, nor before min_context."""
     unsure = Control(pcd=pypcd.PCDConfig.preset("unsure"))
     assert (
         unsure
@@ -168,6 +153,11 @@ def test_the_control_of_a_setting_contrasts_where_the_setting_does(llm: pypcd.Ll
     tokens, rows = rows_of(Method("control", Control(pool, pypcd.PCDConfig(min_context=at))), llm, 4)
     plain, plain_rows = rows_of(parse("greedy"), llm, 4)
     assert tokens[:2] == plain[:2] and all(np.array_equal(a, b) for a, b in zip(rows[:2], plain_rows[:2]))
+    for share, wanted in ((1.001, plain_rows), (0.999, rows_of(Method("control", Control(pool)), llm, 4)[1])):
+        floor = pypcd.PCDConfig(min_first_entropy=entropy(plain_rows[0]) * share)
+        found = rows_of(Method("control", Control(pool, floor)), llm, 4)[1]
+        assert all(np.array_equal(a, b) for a, b in zip(found, wanted)), share
+    assert not np.array_equal(wanted[0], plain_rows[0])
     prior = Control(pool).means(Session(llm), False)[2]
     wanted = contrast(log_softmax(plain_rows[2]), prior)  # after the same tokens
     kept = np.isfinite(wanted)
@@ -280,8 +270,7 @@ OWN_ROWS = ["replay:3", "recite:4", "pcd:cache=separate", "self-extend:2:width=1
 
 
 @pytest.mark.parametrize(
-    ("name", "fails"),
-    [*((name, True) for name in OWN_ROWS), ("recite:4", False), ("beam:4+pcd", False)],
+    ("name", "fails"), [*((name, True) for name in OWN_ROWS), ("recite:4", False), ("beam:4+pcd", False)]
 )
 def test_afterwards_the_same_prompt_has_the_models_own_rows(name: str, fails: bool, tiny: Tiny, load: Load) -> None:
     """Also after an error, at the first token that is chosen."""
@@ -310,6 +299,18 @@ def test_a_session_notices_that_the_model_was_used_otherwise(llm: pypcd.Llama) -
     llm("something else, of another length", max_tokens=3)
     after = parse("greedy").generate(session, PROMPT, max_tokens=5)
     assert after.tokens == before.tokens and after.n_evaluated == after.n_prompt
+
+
+def test_the_models_own_setting_and_answers_stay(llm: pypcd.Llama) -> None:
+    llm.pcd = config = pypcd.PCDConfig(beta=1.5)
+    before = llm("1, 2, 3", max_tokens=5, temperature=0)["choices"][0]["text"]
+    for name in ("greedy", "pcd", "beam:2+pcd:window", "cad", "self-extend"):
+        parse(name).generate(llm, PROMPT, max_tokens=3)
+        assert llm.pcd == config
+        assert llm("1, 2, 3", max_tokens=5, temperature=0)["choices"][0]["text"] == before, name
+    with pytest.raises(ValueError, match="allowed: 1 to 511"):
+        parse("greedy").generate(llm, "x" * 600)
+    assert llm.pcd == config
 
 
 # -- what does not fit -----------------------------------------------------------------------------------------------
@@ -379,6 +380,12 @@ def test_a_text_is_cut_where_its_parts_become_short() -> None:
 # -- edits -----------------------------------------------------------------------------------------------------------
 
 
+def test_rephrasing_asks_behind_the_question(llm: pypcd.Llama) -> None:
+    answer = parse("rephrase").generate(llm, PROMPT, max_tokens=4)
+    asked = PROMPT.replace(after=PROMPT.after + " Please repeat the relevant content before analysis.")
+    assert answer.tokens == parse("greedy").generate(llm, asked, max_tokens=4).tokens
+
+
 @given(st.permutations(range(9)))
 def test_the_best_segments_go_to_the_ends(order: list[int]) -> None:
     assert _ends([0, 1, 2, 3]) == [2, 0, 1, 3]  # ascending by score: 3 is the best
@@ -403,6 +410,13 @@ def test_the_attention_that_segments_get(flash_attn: bool, n_last: int, n_batch:
     wanted = wanted.reshape(-1, wanted.shape[-1])
     assert found.shape == wanted.shape
     close(np.sort(found, axis=0), np.sort(wanted, axis=0), tolerance(path, of=1.0, **shape(llm)))  # in any order
+
+
+def test_segments_are_sorted_by_the_attention_they_get(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False)
+    once = AttentionSort(rounds=1).edit(Session(llm), PROMPT, chat=False, answer=never)
+    order = np.argsort(attended(tiny("llama"), llm, 1).mean((0, 1, 2)))
+    assert list(once.segments) == [PROMPT.segments[i] for i in order] and once.segments != PROMPT.segments
 
 
 def test_the_segments_with_most_attention_are_repeated(tiny: Tiny, load: Load) -> None:
