@@ -47,14 +47,12 @@ def test_a_bad_pcd_argument_is_refused_wherever_it_is_given(
 # --- files ---
 
 
-@pytest.mark.parametrize("n_ctx", [256, None])
-def test_a_file_that_is_no_model_is_a_clear_error(n_ctx: int | None, tmp_path: Path, tiny: Tiny) -> None:
+def test_a_file_that_is_no_model_is_a_clear_error(tmp_path: Path, tiny: Tiny) -> None:
     data = tiny("llama").read_bytes()
     at = data.index(b"llama", data.index(b"general.architecture"))
     bad = {
         "empty": b"",
         "text": b"This is not a model.",
-        "half-magic": b"GG",
         "magic-only": b"GGUF",
         "header": data[:200],
         "no-weights": data[: len(data) // 2],
@@ -72,12 +70,11 @@ def test_a_file_that_is_no_model_is_a_clear_error(n_ctx: int | None, tmp_path: P
         tmp_path / "version.gguf": (pypcd.ModelError, "the file is damaged, download it again, or of a newer GGUF"),
         tmp_path / "folder": (pypcd.ModelError, "is a folder"),
         tmp_path: (pypcd.ModelError, r"is a folder.*it holds counts\.gguf"),
-        tmp_path / "nowhere.gguf": (FileNotFoundError, "nowhere.gguf"),
         tmp_path / "no" / "where.gguf": (FileNotFoundError, "where.gguf"),
     }
     for path, (error, message) in wanted.items():
         with pytest.raises(error, match=message) as caught:
-            pypcd.Llama(path, n_ctx=n_ctx)
+            pypcd.Llama(path)
         assert "\n" not in str(caught.value)
 
 
@@ -85,8 +82,6 @@ def test_a_file_that_is_no_model_is_a_clear_error(n_ctx: int | None, tmp_path: P
 
 UNSUPPORTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("gpt2", {}, {}, "'gpt2' has no rotary positions.*perturbation=\"none\" with a window"),
-    ("bloom", {"cache": "shared"}, {}, "'bloom' has no rotary positions"),
-    ("mamba", {}, {}, "'mamba' has recurrent"),
     ("mamba", {"perturbation": "none", "window": 8}, {}, "'mamba' has recurrent"),
     ("lfm2", {"cache": "separate"}, {}, "'lfm2' has recurrent layers, and a second state"),
     ("llama", {}, {"embedding": True, "pooling_type": llama_cpp.LLAMA_POOLING_TYPE_MEAN}, "pools embeddings"),
@@ -114,14 +109,9 @@ def test_what_cannot_run_pcd_says_why_and_still_runs_without(
 # --- calls ---
 
 
-@pytest.mark.parametrize("n_batch", [16, 256])
-@pytest.mark.parametrize(
-    "pcd", [False, {}, {"evaluation": "alternate", "cache": "shared"}], ids=["off", "default", "alternate-shared"]
-)
-def test_more_tokens_than_the_context_are_refused_before_any_is_evaluated(
-    pcd: Any, n_batch: int, tiny: Tiny, load: Load
-) -> None:
-    llm = load(tiny("llama"), pcd, n_ctx=256, n_batch=n_batch)
+@pytest.mark.parametrize("pcd", [False, {}])
+def test_more_tokens_than_the_context_are_refused_before_any_is_evaluated(pcd: Any, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), pcd, n_ctx=256, n_batch=16)
     with pytest.raises(ValueError, match="257 more tokens after 0 exceed the context of 256"):
         llm.eval([5] * 257)
     assert llm.n_tokens == 0
@@ -195,7 +185,7 @@ def test_a_model_that_failed_to_open_can_be_closed_and_collected() -> None:
         pypcd.Llama("nowhere.gguf", pcd="paper")
 
 
-@pytest.mark.parametrize("value", ["1", "yes", "0"])
+@pytest.mark.parametrize("value", ["yes", "0"])
 def test_disabled_by_the_environment_it_warns_and_decodes_plainly(value: str, tiny: Tiny) -> None:
     code = """if True:
         import itertools, sys, pypcd
