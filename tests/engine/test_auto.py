@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from typing import Any
 
 import llama_cpp
 import pytest
 from batches import OK, Native, decode_batch, decode_in, same_rows, set_seq, turn_on
-from conftest import TOKENS, Load, Tiny, run_python
+from conftest import TOKENS, Load, Tiny
 
 import pypcd
 from pypcd.decode import Session
@@ -136,31 +135,6 @@ def test_memory_of_graphs_that_take_turns_is_small_counted_and_freed(native: Nat
         assert 0 < graph_bytes() < 16 * one_row
     turn_on(context, {"evaluation": "fused"})
     assert graph_bytes() == 0
-
-
-FREED = """
-import sys
-import pypcd, llama_cpp
-def rss():
-    return int(open("/proc/self/statm").read().split()[1])*4096
-sizes = []
-for _ in range(20):
-    llm = pypcd.Llama(sys.argv[1], pcd={"evaluation": sys.argv[2]}, n_ctx=32768, n_gpu_layers=0, n_threads=1, n_threads_batch=1)
-    for token in range(5, 9):
-        llm.eval([token])
-    one = llm.pcd_stats().second_bytes
-    llm.close()
-    sizes.append(rss())
-print((sizes[-1] - sizes[9])/one)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the memory of a process")
-def test_a_context_with_kept_graphs_is_freed_as_a_whole(tiny: Tiny) -> None:
-    """They hold copies of the context's parameters. Ten more contexts leave next to nothing: not their second keys."""
-    done = run_python(FREED, tiny("llama"), "alternate", MALLOC_MMAP_THRESHOLD_="1048576")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert float(done.stdout) < 4, done.stdout
 
 
 def test_kept_graphs_outlive_nothing_that_they_depend_on(native: Native) -> None:

@@ -185,19 +185,19 @@ def test_noise_on_cos_and_sin(arch: str, setting: dict[str, Any], evaluation: st
 def test_sliding_layers_agree_when_their_cache_wraps(
     arch: str, setting: dict[str, Any], swa_full: bool, tiny: Tiny, load: Load
 ) -> None:
-    """A short sliding-window cache has 256 cells here: 600 tokens overwrite each of them twice."""
-    tokens = (TOKENS * 6)[:600]
+    """A short sliding-window cache has 256 cells here, so 400 tokens overwrite most of them."""
+    tokens = (TOKENS * 4)[:400]
     for evaluation in EVALUATIONS:
         llm = load(
             tiny(arch),
             {**setting, "evaluation": evaluation},
-            n_ctx=1024,
+            n_ctx=512,
             n_batch=64,
             n_ubatch=32,
             swa_full=swa_full,
         )
-        llm.eval(tokens[:598])
-        for n in (599, 600):
+        llm.eval(tokens[:398])
+        for n in (399, 400):
             llm.eval(tokens[n - 1 : n])
             check_rows(llm, tiny(arch), tokens[:n])
 
@@ -264,13 +264,11 @@ def test_quantised_keys_turn_as_float_ones_do(n_embd: int, type_k: int, tiny: Ti
 
 # --- second keys in a coarser type ---
 
-COARSE = {"f32": 0.0, "f16": 6e-7, "bf16": 3e-5, "q8_0": 4e-4, "q5_1": 9e-3, "q5_0": 0.016, "q4_1": 0.04, "q4_0": 0.04}
+COARSE = {"f32": 0.0, "bf16": 3e-5, "q8_0": 4e-4, "q4_0": 0.04}
 
 
 @pytest.mark.parametrize("cache", ["rerotated", "separate"])
-@pytest.mark.parametrize(
-    ("arch", "type_k_over"), [*(("llama", name) for name in COARSE), ("smollm3", "f16"), ("smollm3", "q4_0")]
-)
+@pytest.mark.parametrize(("arch", "type_k_over"), [*(("llama", name) for name in COARSE), ("smollm3", "q4_0")])
 def test_second_keys_may_be_coarser_than_the_first(
     arch: str, type_k_over: str, cache: str, tiny: Tiny, load: Load
 ) -> None:
@@ -293,14 +291,12 @@ def test_second_keys_may_be_coarser_than_the_first(
         assert error < COARSE[type_k_over] + (rounding(path) / wanted.std()) ** 2
         keys = exact.pcd_stats().kv_bytes / 2
         values = keys if cache == "separate" else 0
-        bits = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8.5, "q5_1": 6, "q5_0": 5.5, "q4_1": 5, "q4_0": 4.5}
+        bits = {"f32": 32, "bf16": 16, "q8_0": 8.5, "q4_0": 4.5}
         assert llm.pcd_stats().second_bytes == pytest.approx(keys * bits[type_k_over] / 32 + values, rel=0.05)
 
 
 def test_a_head_too_small_for_a_block_is_refused(tiny: Tiny, load: Load) -> None:
-    with pytest.raises(
-        pypcd.UnsupportedError, match="type_k_over is q8_0, .* blocks of 32, but a head has 16 dimensions"
-    ):
+    with pytest.raises(pypcd.UnsupportedError, match="type_k_over is q8_0, .* 32, but a head has 16 dimensions"):
         load(tiny("llama"), {"type_k_over": "q8_0"})
 
 

@@ -326,16 +326,6 @@ def test_a_number_that_is_none_is_refused(monkeypatch: Any) -> None:
 # -- the same question again -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pcd", ["paper", "window", "unsure:min_context=10"])
-def test_a_question_that_is_asked_again_gets_the_same_logits(tiny: Tiny, load: Load, pcd: str) -> None:
-    llm = load(tiny(), pcd, f16=True, **LARGE, n_batch=128)
-    first = rows(llm)
-    assert_same(rows(llm), first)
-    list(zip(range(3), llm.generate([*TEXT[:50], *QUESTION], temp=0)))
-    llm.reset()
-    assert_same(rows(llm), first)
-
-
 def test_progress_counts_the_tokens_of_a_long_prompt(tiny: Tiny, load: Load) -> None:
     seen: list[tuple[int, int]] = []
     llm = load(tiny(), False, **LARGE, n_batch=100, progress=lambda done, n: seen.append((done, n)))
