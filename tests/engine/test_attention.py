@@ -23,19 +23,28 @@ MODES: dict[str, dict[str, Any]] = {
 HEADS = {"one-key-head": {"n_head_kv": 1}, "pairs": {"n_head_kv": 2}, "each-its-own": {"n_head_kv": 4}}
 
 
+MODELS: list[tuple[str, dict[str, Any], str]] = [
+    *(("llama", {"n_head_kv": n}, mode) for mode in MODES for n in (1, 4)),
+    ("llama", {"n_head_kv": 2}, "rerotated"),
+    ("bloom", {}, "window"),
+    ("gemma3", {}, "turned-window"),
+    ("gemma2", {}, "shared"),
+    ("qwen2vl", {}, "separate-alternate"),
+]
+
+
 @pytest.mark.parametrize("flash_attn", [False, True])
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("arch", "kwargs", "mode"), MODELS, ids=str)
 def test_rows_are_the_references_on_both_sides_of_a_block(
-    mode: str, heads: str, flash_attn: bool, tiny: Tiny, load: Load
+    arch: str, kwargs: dict[str, Any], mode: str, flash_attn: bool, tiny: Tiny, load: Load
 ) -> None:
     """Attention ends with a block of 64 cells. Those behind it hold other tokens, which were forgotten; a window begins in
     a block of its own, far behind its first positions."""
-    path = tiny("llama", **HEADS[heads])
+    path = tiny(arch, **kwargs)
     llm = load(path, MODES[mode], n_ctx=1024, flash_attn=flash_attn)
-    llm.eval(TEXT[::-1][:700])
+    llm.eval(TEXT[::-1][:400])
     llm.reset()
-    for first in (63, 64 * 9 - 1):
+    for first in (63, 64 * 5 - 1):
         llm.eval(TEXT[llm.n_tokens : first - 1])
         for n in range(first, first + 4):
             llm.eval(TEXT[n - 1 : n])
@@ -84,13 +93,10 @@ def test_a_token_and_its_twin_on_the_same_keys_attend_in_two_products(tiny: Tiny
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("n", [1, 2])
-def test_a_graph_with_as_many_operations_as_the_last_one_is_laid_out_anew(
-    n: int, mode: str, tiny: Tiny, load: Load
-) -> None:
+def test_a_graph_with_as_many_operations_as_the_last_one_is_laid_out_anew(mode: str, tiny: Tiny, load: Load) -> None:
     """A prompt's graph may have as many as a step's, of other kinds: ggml would put results where the prompt's were."""
     path = tiny("llama", n_head_kv=4)
     llm = load(path, {**MODES[mode], "evaluation": "fused"})
-    for more in (20, n, 20, n):
+    for more in (20, 1, 20, 2, 20, 1):
         llm.eval(TEXT[llm.n_tokens : llm.n_tokens + more])
         check_rows(llm, path, TEXT[: llm.n_tokens])

@@ -37,14 +37,9 @@ def decode_with(llm: pypcd.Llama, chain: Any, prompt: list[int], n: int) -> list
     "setting",
     [
         {},
-        {"evaluation": "alternate"},
-        {"cache": "shared"},
-        {"cache": "separate"},
         {"relative_top": 0.5, "evaluation": "alternate"},
-        {"gamma": 1},
+        {"cache": "separate", "min_entropy": 5.5},
         {"min_context": 50},
-        {"min_entropy": 5.5},
-        {"adaptive": "jsd", "beta": 5.0},
     ],
     ids=str,
 )

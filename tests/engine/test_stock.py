@@ -71,14 +71,13 @@ def test_rows_are_those_of_the_reference(arch: str, evaluation: str, tiny: Tiny,
     assert (stats.n_fused, stats.n_alternate) == ((0, 5) if evaluation == "alternate" else (4, 1))
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 19, 20, 21, 24, 25, 40])
 @pytest.mark.parametrize(("window", "n_sink"), [(2, 4), (20, 0), (20, 4), (20, 30), (1, 0), (200, 4)])
-def test_a_twin_sees_its_window_and_the_first_positions(
-    n: int, window: int, n_sink: int, tiny: Tiny, load: Load
-) -> None:
+def test_a_twin_sees_its_window_and_the_first_positions(window: int, n_sink: int, tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), {"perturbation": "none", "window": window, "n_sink": n_sink})
-    llm.eval(TOKENS[:n])
-    check_rows(llm, tiny("llama"), TOKENS[:n], moved=0.0)
+    for n in (1, 2, 3, 19, 20, 21, 24, 25, 40):
+        llm.reset()
+        llm.eval(TOKENS[:n])
+        check_rows(llm, tiny("llama"), TOKENS[:n], moved=0.0)
 
 
 # -- the same work as the native engine, whatever is done ------------------------------------------------------------
@@ -141,7 +140,7 @@ def do(llm: pypcd.Llama, what: str, n: int, n_ctx: int = 256) -> None:
 
 
 @beside_native
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(todo=st.lists(deeds, min_size=3, max_size=12))
 def test_whatever_is_done_rows_are_those_of_the_native_engine(
     todo: list[tuple[str, int]], pair: Any, tiny: Tiny
@@ -213,11 +212,10 @@ def test_what_a_floor_leaves_plain_is_plain_to_the_bit(setting: Any, tiny: Tiny,
 # -- the end of the context ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [256, 255])
 @pytest.mark.parametrize("evaluation", ["fused", "alternate"])
-def test_the_last_position_has_its_twin(evaluation: str, n: int, tiny: Tiny, load: Load) -> None:
+def test_the_last_position_has_its_twin(evaluation: str, tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), {**WINDOW, "evaluation": evaluation})
-    text = (TOKENS * 3)[:n]
+    text = (TOKENS * 3)[:256]
     llm.eval(text[:-1])
     llm.eval(text[-1:])
     check_rows(llm, tiny("llama"), text)
@@ -252,6 +250,8 @@ def test_settings_that_need_the_native_engine_are_refused(setting: Any, what: st
         llm.set_sequence_pcd(0, {"beta": 1})
     with pytest.raises(pypcd.UnsupportedError, match="a sampler that contrasts needs"):
         pypcd.pcd_sampler(llm)
+    with pytest.raises(ValueError, match="engine is 'stok'.*'stock'"):
+        pypcd.Llama(tiny("llama"), engine="stok")
     assert llm.pcd == before
     llm.eval(TOKENS[:30])
     check_rows(llm, tiny("llama"), TOKENS[:30])
@@ -277,11 +277,6 @@ def test_contexts_that_can_have_no_twins_are_refused(
     with pytest.raises(pypcd.UnsupportedError, match=why):
         llm.pcd = WINDOW
     assert llm.pcd is None
-
-
-def test_an_engine_that_does_not_exist(tiny: Tiny) -> None:
-    with pytest.raises(ValueError, match="engine is 'stok'.*'stock'"):
-        pypcd.Llama(tiny("llama"), engine="stok")
 
 
 def test_an_evaluation_that_is_stopped_leaves_nothing_behind(tiny: Tiny, load: Load) -> None:
@@ -339,18 +334,10 @@ def test_batches_of_others_are_contrasted_too(n_asked: int, tiny: Tiny, load: Lo
         check_rows(llm, tiny("llama"), TOKENS[: PROMPT - k + 1], row=-k)
     assert llm.pcd_stats().n_tokens == n_asked and seqs_in_memory(llm) == [0]
     assert np.array_equal(engine.row(llm, PROMPT - 1), native_row(llm))
-    one = (llama_cpp.llama_token * 1)(TOKENS[PROMPT])
-    assert llama_cpp.llama_decode(llm.ctx, llama_cpp.llama_batch_get_one(one, 1)) == 0
+    for token, status in ((100000, -1), (TOKENS[PROMPT], 0)):  # one that fails is left alone
+        one = (llama_cpp.llama_token * 1)(token)
+        assert llama_cpp.llama_decode(llm.ctx, llama_cpp.llama_batch_get_one(one, 1)) == status
     check_rows(llm, tiny("llama"), TOKENS[: PROMPT + 1])
-
-
-def test_a_batch_of_others_that_fails_is_left_alone(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), WINDOW)
-    llm.eval(TOKENS[:40])
-    one = (llama_cpp.llama_token * 1)(100000)
-    assert llama_cpp.llama_decode(llm.ctx, llama_cpp.llama_batch_get_one(one, 1)) == -1
-    llm.eval(TOKENS[40:41])
-    check_rows(llm, tiny("llama"), TOKENS[:41])
 
 
 def test_sequences_that_are_twins_are_not_the_callers(tiny: Tiny, load: Load) -> None:
@@ -401,12 +388,8 @@ def test_tensors_are_read_in_a_context_of_their_own(arch: str, how: dict[str, An
         close(weights, trace.attention[il][:, n_past:], tolerance(path, of=trace.attention[il]))
 
 
-def test_what_fails_while_tensors_are_read_is_raised(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_of_a_model_with_a_lora_are_not_read(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = load(tiny("llama"), False)
-    llm.eval(TOKENS[:9])
-    monkeypatch.setattr("pypcd.engine._tap.contents", lambda *args: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        engine.read_tensors(llm, ["l_out"], TOKENS[:9], TOKENS[9:12])
     monkeypatch.setattr(llm, "lora_path", "some.gguf")
     with pytest.raises(pypcd.UnsupportedError, match="LoRA"):
         engine.read_tensors(llm, ["l_out"], TOKENS[:9], TOKENS[9:12])
