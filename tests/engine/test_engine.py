@@ -24,7 +24,6 @@ from conftest import (
 from tiny_gguf import ATTENTION_ARCHS, HYBRID_ARCHS, ROPE_ARCHS
 
 import pypcd
-from pypcd.engine import _bindings as _native
 
 LAST = len(TOKENS) - 1
 SCALED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -348,29 +347,3 @@ def test_n_ctx_is_usable_to_its_last_token(
     llm.n_tokens = 100
     llm.eval(tokens[100:130])
     check_rows(llm, path, tokens[:130])
-
-
-# --- callers of the C API ---
-
-
-@pytest.mark.parametrize("evaluation", EVALUATIONS)
-def test_low_level_callers_see_contrasted_rows_for_the_tokens_they_marked(
-    evaluation: str, tiny: Tiny, load: Load
-) -> None:
-    """A caller like guidance: its own llama_decode, with logits for some or all tokens of the batch."""
-    path = tiny("llama")
-    llm = load(path, {"evaluation": evaluation}, n_batch=128)
-    for marked in (range(30), [0, 3, 29], [29], [7]):
-        llm._ctx.kv_cache_clear()
-        llm._batch.set_batch(TOKENS[:30], 0, False)
-        for i in range(30):
-            llm._batch.batch.logits[i] = i in marked
-        assert llama_cpp.llama_decode(llm.ctx, llm._batch.batch) == 0
-        block = np.ctypeslib.as_array(llama_cpp.llama_get_logits(llm.ctx), shape=(len(marked), llm.n_vocab()))
-        for k, i in enumerate(marked):
-            check_rows(llm, path, TOKENS[:30], i, i)
-            assert np.array_equal(block[k], native_row(llm, i))
-            assert np.array_equal(native_row(llm, k - len(marked)), native_row(llm, i))
-        assert _native.pcd_get_logits_ith(llm.ctx, 5, 0) or 5 not in marked
-        assert not _native.pcd_get_logits_ith(llm.ctx, 30, 0)
-        assert not _native.pcd_get_logits_ith(llm.ctx, -len(marked) - 1, 0)

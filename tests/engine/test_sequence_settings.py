@@ -331,6 +331,8 @@ def test_an_index_of_a_row_means_what_llamas_means(cache: str, evaluation: str, 
             assert ctypes.addressof(rows[0].contents) == ctypes.addressof(rows[1].contents)
             check_seen(context, -back, {})
         assert np.array_equal(context.seen(-back), context.seen(i))
+    block = np.ctypeslib.as_array(llama_cpp.llama_get_logits(context.ctx), shape=(len(outputs), context.n_vocab))
+    assert np.array_equal(block, [context.seen(i) for i in outputs])
     for i in (-len(outputs) - 1, 0, 5, 11, len(batch), 10**6, -(10**6)):
         assert not _native.pcd_get_logits_ith(context.ctx, i, 0), i
 
@@ -431,6 +433,9 @@ def test_a_sequence_may_have_its_own_contrast_or_none(tiny: Tiny, load: Load) ->
         llm.set_sequence_pcd(0, "gamma=0")
     with pytest.raises(TypeError, match="'bta'"):
         llm.set_sequence_pcd(0, {"bta": 1})
+    llm.set_sequence_pcd(0, {"gamma": 4})  # which comes before that of a call
+    next(llm.generate(TOKENS[:9], pcd={"gamma": 7}))
+    assert np.isfinite(llm.pcd_logits().contrasted).sum() == 4
     llm.pcd = False
     llm.set_sequence_pcd(0, {"alpha": 0.5})  # it waits for PCD, which judges it
     with pytest.raises(ValueError, match="sequence 0: alpha is 0.5"):
@@ -460,13 +465,3 @@ def test_a_sequences_setting_outlasts_what_generation_does_to_the_memory(arch: s
         llm.embed("x")
         llm.eval(TOKENS[:9])
         assert n_plausible() == 30
-
-
-def test_the_setting_of_a_sequence_comes_before_that_of_a_call(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), "paper")
-    llm.set_sequence_pcd(0, {"gamma": 4})
-    next(llm.generate(TOKENS[:9], pcd={"gamma": 7}))
-    assert np.isfinite(llm.pcd_logits().contrasted).sum() == 4
-    next(llm.generate(TOKENS[:9], pcd=False))
-    with pytest.raises(pypcd.PCDError, match="no PCD logits for row -1"):
-        llm.pcd_logits()

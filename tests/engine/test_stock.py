@@ -137,11 +137,16 @@ def do(llm: pypcd.Llama, what: str, n: int, n_ctx: int = 256) -> None:
         llm.load_state(llm.save_state())
     elif what == "reset":
         llm.reset()
+    elif what == "shift" and llm.n_tokens > 20:  # as chat programs do: tokens in the middle go, and the rest moves
+        memory = llama_cpp.llama_get_memory(llm.ctx)
+        llama_cpp.llama_memory_seq_rm(memory, 0, 8, 8 + n)
+        llama_cpp.llama_memory_seq_add(memory, 0, 8 + n, llm.n_tokens, -n)
+        llm.n_tokens -= n
 
 
 @beside_native
 @settings(max_examples=80)
-@given(todo=st.lists(deeds, min_size=3, max_size=12))
+@given(todo=st.lists(deeds | st.tuples(st.just("shift"), st.integers(1, 9)), min_size=3, max_size=12))
 def test_whatever_is_done_rows_are_those_of_the_native_engine(
     todo: list[tuple[str, int]], pair: Any, tiny: Tiny
 ) -> None:

@@ -37,6 +37,8 @@ def test_a_restored_state_can_be_sampled_from(pcd: Any, tiny: Tiny, load: Load) 
         other = load(path, pcd, n_ctx=512, n_batch=32)
         other.eval([9, 8, 7])
         other.load_state(state)
+        with pytest.raises(pypcd.PCDError, match="evaluate tokens first"):
+            other.pcd_logits()
         return other
 
     other = fresh()

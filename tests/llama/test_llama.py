@@ -15,7 +15,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import F32, TOKENS, Tiny, check_rows, contrasted, expected, native_row, on_stock, rounding
+from conftest import F32, TOKENS, Tiny, check_rows, contrasted, expected, native_row, rounding
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_gguf import CHAT_TEMPLATE
@@ -28,58 +28,8 @@ from pypcd.settings.config import PRESETS
 
 Load = Callable[..., pypcd.Llama]
 T = TOKENS
-MODES = [{"cache": c, "evaluation": e} for c in ("rerotated", "shared", "separate") for e in ("fused", "alternate")]
-STOCK = [{"perturbation": "none", "window": 12, "evaluation": e} for e in ("fused", "alternate")]
-modes = pytest.mark.parametrize(
-    "mode",
-    [
-        *(pytest.param(m, id="-".join(m.values())) for m in MODES),
-        *(pytest.param(m, id=f"stock-{m['evaluation']}", marks=on_stock) for m in STOCK),
-    ],
-)
 
 # --- history leaves no trace ---
-
-
-@pytest.mark.parametrize("arch", ["qwen3"])
-@modes
-def test_a_loaded_state_gives_the_rows_of_a_fresh_evaluation(
-    mode: dict[str, str], arch: str, tiny: Tiny, load: Load
-) -> None:
-    """Whether PCD was on when it was saved, or when it is loaded."""
-    path = tiny(arch)
-    llm, plain = load(path, mode), load(path, False)
-    for saved in (llm, plain):
-        saved.eval(T[:50])
-        state = saved.save_state()
-        saved.eval(T[50:60])
-        for target, on_after in ((llm, False), (load(path, mode), False), (load(path, False), True)):
-            target.load_state(state)
-            if on_after:
-                target.pcd = mode
-            with pytest.raises(pypcd.PCDError, match="evaluate tokens first"):
-                target.pcd_logits()
-            target.eval(T[70:71])
-            check_rows(target, path, T[:50] + T[70:71])
-
-
-@pytest.mark.parametrize("arch", ["llama", "stablelm"])
-@modes
-def test_a_context_shift_gives_the_rows_of_the_shorter_text(
-    mode: dict[str, str], arch: str, tiny: Tiny, load: Load
-) -> None:
-    """With one layer a key does not depend on the tokens before it, so a fresh evaluation of the text gives the same."""
-    path = tiny(arch, n_layer=1)
-    llm = load(path, mode)
-    llm.eval(T[:60])
-    memory, text = llama_cpp.llama_get_memory(llm.ctx), T[:10] + T[30:60]
-    llama_cpp.llama_memory_seq_rm(memory, 0, 10, 30)
-    llama_cpp.llama_memory_seq_add(memory, 0, 30, 60, -20)
-    llm.n_tokens = 40
-    for token in T[60:63]:
-        text = [*text, token]
-        llm.eval([token])
-        check_rows(llm, path, text)
 
 
 OTHERS = [

@@ -16,8 +16,8 @@ from conftest import SANITIZED, Tiny, close, rounding
 import pypcd
 
 Load = Callable[..., pypcd.Llama]
-N_TOKENS = int(os.environ.get("PYPCD_SOAK_TOKENS", "2000"))
-CHECK_EVERY = 500
+N_TOKENS = int(os.environ.get("PYPCD_SOAK_TOKENS", "1000"))
+CHECK_EVERY = 250
 
 
 def resident_bytes() -> int:
