@@ -51,7 +51,7 @@ MODES: dict[str, list[dict[str, Any]]] = {
     "window": [{"perturbation": "none", "window": 20}],
     "noise": [{"perturbation": "noise", "cache": "shared", "noise": 0.3}],
 }
-N_SHORT, N_LONG = 90, 1400  # of the second length a window leaves out enough to be worth an attention of its own
+N_SHORT, N_LONG = 90, 1100  # of the second length a window leaves out enough to be worth an attention of its own
 
 
 # --- reading ---
@@ -151,7 +151,7 @@ def record(shim: Path, folder: Path) -> dict[str, list[str]]:
                 continue  # its values are a part of its keys
             seen: dict[str, set[str]] = defaultdict(set)
             for n in (N_SHORT, N_LONG):
-                options = {"n_ctx": 256 if n == N_SHORT else 1536, "n_batch": 64, "n_threads": 1, "n_gpu_layers": 0}
+                options = {"n_ctx": 256 if n == N_SHORT else 1280, "n_batch": 64, "n_threads": 1, "n_gpu_layers": 0}
                 cache = {"type_k": types[type_k], "type_v": types[type_v], "flash_attn": flash}
                 llm = pypcd.Llama(path, pcd=False, **options, **cache)
                 text = [1 + i % 300 for i in range(n)]

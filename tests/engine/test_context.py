@@ -13,8 +13,6 @@ from conftest import TOKENS, Load, Tiny, close, native_row, rounding
 
 import pypcd
 from pypcd import engine
-from pypcd.engine import _bindings
-from pypcd.engine._calls import ask, call
 
 
 @pytest.fixture
@@ -125,33 +123,6 @@ def test_twins_are_held_back_while_suspended_and_after_an_error_are_not(tiny: Ti
         raise ZeroDivisionError
     llm.eval(TOKENS[5:6])
     assert llm.pcd_stats().n_twins == 1
-
-
-# --- a status becomes an exception, in one place ---
-
-
-@pytest.mark.parametrize(
-    ("status", "error"),
-    [
-        (_bindings.INVALID, ValueError),
-        (_bindings.UNSUPPORTED, pypcd.UnsupportedError),
-        (_bindings.NO_MEMORY, pypcd.UnsupportedError),
-        (_bindings.DISABLED, pypcd.UnsupportedError),
-        (-99, pypcd.UnsupportedError),
-    ],
-)
-def test_every_status_but_ok_is_an_error_with_the_librarys_sentence(
-    status: int, error: type[Exception], llm: pypcd.Llama
-) -> None:
-    def function(ctx: Any, value: int, buffer: Any, n: int) -> int:
-        assert ctx == llm.ctx and value == 5
-        buffer.value = "größer geht nicht".encode()[: n - 1]
-        return status
-
-    assert ask(function, llm, 5) == (status, "größer geht nicht")
-    with pytest.raises(error, match="größer geht nicht"):
-        call(function, llm, 5)
-    call(lambda ctx, buffer, n: _bindings.OK, llm)
 
 
 # --- errors of a thread ---

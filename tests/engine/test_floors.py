@@ -36,7 +36,7 @@ from hypothesis import strategies as st
 from reference import bits
 
 import pypcd
-from pypcd import decode, engine
+from pypcd import engine
 from pypcd.engine import _bindings as _native
 from pypcd.settings.formula import contrast, entropy
 
@@ -97,7 +97,7 @@ def test_rows_are_plain_to_the_bit_before_and_the_references_after(
     assert llm.pcd_stats().n_caught_up == 0
 
 
-@pytest.mark.parametrize("evaluation", WAYS)
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_prompt_that_crosses_it(cache: str, evaluation: str, tiny: Tiny, load: Load) -> None:
     path, setting = tiny("llama"), {"cache": cache, "evaluation": evaluation, "min_context": FLOOR}
@@ -268,18 +268,12 @@ def test_rows_of_one_batch_are_judged_one_by_one(cache: str, evaluation: str, co
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 8), st.sampled_from([None, "jsd"]))
-def test_the_formula_in_numpy_and_the_control_contrast_the_same_rows(
-    seed: int, least: float, adaptive: str | None
-) -> None:
+def test_the_formula_in_numpy_leaves_a_row_of_low_entropy_plain(seed: int, least: float, adaptive: str | None) -> None:
     random = np.random.default_rng(seed)
     row, other = random.normal(0, 3, 200), random.normal(0, 3, 200)
     fields: dict[str, Any] = {"beta": 1.5, "gamma": 20, "adaptive": adaptive}
     got, always = contrast(row, other, min_entropy=least, **fields), contrast(row, other, **fields)
     assert np.array_equal(got, row if bits(row) < least else always)
-    control = decode.Control(pcd=pypcd.PCDConfig(min_entropy=least, **fields))
-    assert decode.parse(control.name).rows == control
-    kept = np.isfinite(got)
-    assert np.array_equal(control._contrasted(row, other)[kept], got[kept])
 
 
 # -- min_first_entropy: the first token's row decides for the answer -----------------------------------------------------
@@ -312,7 +306,7 @@ def test_the_first_token_decides_for_the_whole_answer(
     cache: str, evaluation: str, unlike: Unlike, tiny: Tiny, load: Load
 ) -> None:
     sure, unsure, least = unlike
-    path, answer = tiny("llama"), list(TOKENS[100:110])
+    path, answer = tiny("llama"), list(TOKENS[100:104])
     llm, stock = load(path, {"cache": cache, "evaluation": evaluation, "min_first_entropy": least}), load(path, False)
     for prompt in (sure, unsure, sure):
         for other in (llm, stock):

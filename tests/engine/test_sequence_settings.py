@@ -145,18 +145,13 @@ SEPARATE: Setting = {"cache": "separate"}
         ({}, {"cache": "shared"}, 'cache is "shared", the context\'s is "rerotated"'),
         ({}, {"evaluation": "alternate"}, 'evaluation is "alternate", the context\'s is "auto"'),
         ({}, {"alpha": 0.5}, "alpha is 0.5, the context's is 0.2"),
-        ({}, {"base_ratio": 0.01}, "base_ratio is 0.01, the context's is 0.0001"),
         ({}, {"transition": "none"}, 'transition is "none", the context\'s is "exponential"'),
         ({}, {"band": "high"}, 'band is "high", the context\'s is "low"'),
         ({}, {"type_k_over": "f16"}, 'type_k_over is "f16", the context\'s is none'),
         ({"cache": "shared"}, {**NOISE, "offset_max": 0}, 'perturbation is "noise", the context\'s is "over-rotation"'),
         (NONE, {"window": 8}, 'perturbation is "over-rotation", the context\'s is "none"'),
-        *(
-            ({**NOISE, field: 0}, {**NOISE, field: 3}, f"{field} is 3, the context's is 0")
-            for field in ("noise", "offset_min", "seed")
-        ),
+        ({**NOISE, "seed": 0}, {**NOISE, "seed": 3}, "seed is 3, the context's is 0"),
         (SEPARATE, {**SEPARATE, "window": 8}, "window, n_sink are 8, 4, the context's are 0, 4"),
-        (SEPARATE, {**SEPARATE, **NONE}, 'perturbation is "none", the context\'s is "over-rotation"'),
         (SEPARATE, NONE, 'cache is "rerotated", the context\'s is "separate"'),
     ],
     ids=str,
@@ -183,16 +178,12 @@ def test_what_only_the_context_can_change_is_refused_before_and_after(
 @pytest.mark.parametrize(
     ("seq", "own", "message"),
     [
-        (-1, {}, "seq_id is -1, allowed: 0 to 191"),
         (192, {}, "seq_id is 192, allowed: 0 to 191"),
         (0, {"gamma": 0}, "gamma is 0, allowed: at least 1"),
-        (0, {"beta": -1.0}, "beta is -1, allowed: 0 to 1000"),
         (0, {"perturbation": 1}, 'perturbation "none" without a window'),
-        (0, {"alpha": -1.0}, "alpha is -1, allowed: 0 to 10"),
         (0, {"sequences": 2}, "sequences is 2, allowed: 0 (all), 1 (chosen)"),
         (0, {"adaptive": 2}, "adaptive is 2, allowed: 0 (none), 1 (jsd)"),
         (0, {"min_context": -1}, "min_context is -1, allowed: at least 0"),
-        (0, {"min_entropy": -1.0}, "min_entropy is -1, allowed: 0 to 100"),
         (0, {"min_first_entropy": 101.0}, "min_first_entropy is 101, allowed: 0 to 100"),
     ],
     ids=str,
@@ -360,11 +351,7 @@ def attach() -> Any:
 HAS_ONE = "sequence 1 has a backend sampler, which bypasses the logits PCD works on; turn PCD off for this sequence"
 
 
-@pytest.mark.parametrize(
-    "base",
-    [{}, {"evaluation": "alternate"}, {"cache": "separate"}, {"cache": "separate", "evaluation": "alternate"}],
-    ids=str,
-)
+@pytest.mark.parametrize("base", [{}, {"cache": "separate", "evaluation": "alternate"}], ids=str)
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_a_sequence_with_pcd_goes_beside_one_with_a_backend_sampler(
     arch: str, base: Setting, native: Native, attach: Any
