@@ -129,12 +129,12 @@ def test_drawing_follows_the_distribution_it_states() -> None:
         ]
         return np.bincount(tokens, minlength=4) / len(tokens)
 
-    np.testing.assert_allclose(drawn(temperature=1.0, top_k=0, top_p=1.0), p, atol=0.04)
-    np.testing.assert_allclose(drawn(temperature=1.0, top_k=2, top_p=1.0), [0.625, 0.375, 0, 0], atol=0.04)
+    np.testing.assert_allclose(drawn(temperature=1.0, top_k=0, top_p=1.0), p, atol=0.03)
+    np.testing.assert_allclose(drawn(temperature=1.0, top_k=2, top_p=1.0), [0.625, 0.375, 0, 0], atol=0.03)
     # 0.5 + 0.3 reaches 0.75: two tokens
-    np.testing.assert_allclose(drawn(temperature=1.0, top_k=0, top_p=0.75), [0.625, 0.375, 0, 0], atol=0.04)
+    np.testing.assert_allclose(drawn(temperature=1.0, top_k=0, top_p=0.75), [0.625, 0.375, 0, 0], atol=0.03)
     cold = p**2 / (p**2).sum()
-    np.testing.assert_allclose(drawn(temperature=0.5, top_k=0, top_p=1.0), cold, atol=0.04)
+    np.testing.assert_allclose(drawn(temperature=0.5, top_k=0, top_p=1.0), cold, atol=0.03)
 
 
 def test_other_prompts_draw_other_numbers() -> None:

@@ -393,8 +393,11 @@ def test_tensors_are_read_in_a_context_of_their_own(arch: str, how: dict[str, An
         close(weights, trace.attention[il][:, n_past:], tolerance(path, of=trace.attention[il]))
 
 
-def test_tensors_of_a_model_with_a_lora_are_not_read(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_while_tensors_are_read_is_raised(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = load(tiny("llama"), False)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("pypcd.engine._tap.contents", lambda *args: 1 / 0)
+        engine.read_tensors(llm, ["l_out"], [], TOKENS[9:12])
     monkeypatch.setattr(llm, "lora_path", "some.gguf")
     with pytest.raises(pypcd.UnsupportedError, match="LoRA"):
         engine.read_tensors(llm, ["l_out"], TOKENS[:9], TOKENS[9:12])
