@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, close, contrasted, native_row, reference, rounding, shape, tolerance
+from conftest import TOKENS, Load, Tiny, close, contrasted, native_row, reference, rounding, shape, tolerance
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import behind
@@ -28,8 +27,6 @@ from pypcd.settings.formula import contrast, entropy, log_softmax
 from research.methods.beam import Beam
 from research.methods.cad import CAD
 from research.methods.edits import AttentionSort, _ends, medoid
-
-Load = Callable[..., pypcd.Llama]
 
 # the tiny models' tokenizer has a token for each byte
 PROMPT = Prompt("Look at: ", tuple(f"{i:02d}={i * 7 % 100:02d}" for i in range(12)), ", ", ". What is 05?", " It is")

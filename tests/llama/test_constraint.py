@@ -13,7 +13,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import Tiny
+from conftest import Load, Tiny
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
@@ -21,7 +21,6 @@ import research.methods  # noqa: F401  beam
 from pypcd import decode, engine
 from pypcd.llama import LEFT_PLAIN
 
-Load = Callable[..., pypcd.Llama]
 PROMPT = "The keys are red, blue and green. The first of the keys is"
 MESSAGES = [{"role": "user", "content": PROMPT}]
 SETTING = {"perturbation": "none", "window": 8, "beta": 3.0, "evaluation": "fused"}

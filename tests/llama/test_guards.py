@@ -14,12 +14,11 @@ from typing import Any
 
 import llama_cpp
 import pytest
-from conftest import SMALL, TOKENS, Tiny
+from conftest import SMALL, TOKENS, Load, Tiny
 from own_process import run
 
 import pypcd
 
-Load = Callable[..., pypcd.Llama]
 CLOSED = "the model is closed"
 # --- after close() ---
 

@@ -15,7 +15,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import F32, TOKENS, Tiny, check_rows, contrasted, expected, native_row, rounding
+from conftest import F32, TOKENS, Load, Tiny, check_rows, contrasted, expected, native_row, rounding
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_gguf import CHAT_TEMPLATE
@@ -26,7 +26,6 @@ from pypcd.decode import Session
 from pypcd.settings import formula
 from pypcd.settings.config import PRESETS
 
-Load = Callable[..., pypcd.Llama]
 T = TOKENS
 
 # --- history leaves no trace ---
