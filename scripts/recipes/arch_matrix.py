@@ -5,7 +5,7 @@
     python scripts/recipes/arch_matrix.py "$(scripts/recipes/arch_models)" qwen3 phi3 # only these; writes no files
     python scripts/recipes/arch_matrix.py --render                                    # the table again, from the numbers
 
-The checks themselves are in tests/support/arch_checks.py; this file only collects and prints what they find.
+The checks themselves are in arch_checks.py; this file only collects and prints what they find.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def main() -> None:
 
 
 def checks() -> Any:
-    """tests/support/arch_checks.py; loads the library, which --render does without."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+    """arch_checks.py; loads the library, which --render does without."""
+    sys.path.insert(0, str(ROOT))
     import arch_checks
 
     return arch_checks
