@@ -77,7 +77,7 @@ def own(answer: dict[str, Any]) -> Any:
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-def test_each_model_answers_with_its_own_setting(server: Server, of_name: dict[str, pypcd.Llama]) -> None:
+def test_each_model_answers_with_its_own_setting_and_tells_it(server: Server, of_name: dict[str, pypcd.Llama]) -> None:
     """All at the same time; what the server's setting is for a model, what a suffix asks for, and what a body does."""
     strong = {"beta": 30.0, "relative_top": 0.01}
     jobs: list[tuple[str, str, dict[str, Any], Any]] = []
@@ -97,6 +97,10 @@ def test_each_model_answers_with_its_own_setting(server: Server, of_name: dict[s
     assert len({answer["content"] for answer in answers}) > len(PROMPTS) * 2, "or this shows nothing"
     of_nick = complete(server, "a", n_predict=1, model="nick:pcd-window")
     assert own(of_nick)["window"] == 64, "an alias has the suffixes too"
+    noel = "p%C3%A8re%20no%C3%ABl"
+    assert ask(server, f"/props?model={noel}")[1]["pcd"]["setting"]["window"] == 4
+    assert [len(ask(server, f"/slots?model={name}")[1]) for name in ("demo:pcd-cautious", noel)] == [4, 3]
+    assert "llamacpp:pcd_twins_total" in ask(server, f"/metrics?model={noel}")[1]
 
 
 @pytest.mark.parametrize("path", [*ROUTES, "/tokenize", "/detokenize", "/apply-template"])
@@ -108,22 +112,6 @@ def test_every_route_takes_a_name_with_its_suffix(server: Server, path: str) -> 
     if path in MUTE_ROUTES:
         status, answer = ask(server, path, {**body, "model": "demo", "pcd": "unsure"})
         assert status == 400 and "Field 'pcd'" in answer["error"]["message"]
-
-
-@pytest.mark.parametrize("path", ["/props", "/slots", "/metrics"])
-def test_what_is_read_of_a_model_names_it(server: Server, path: str) -> None:
-    of_demo, of_noel = (ask(server, f"{path}?model={name}") for name in ("demo:pcd-cautious", "p%C3%A8re%20no%C3%ABl"))
-    assert of_demo[0] == of_noel[0] == 200
-    if path == "/props":
-        assert of_demo[1]["pcd"]["setting"]["perturbation"] == "over-rotation"
-        assert of_noel[1]["pcd"]["setting"]["window"] == 4 and of_noel[1]["model_alias"] == "père noël"
-        assert ask(server, "/props")[1]["role"] == "router"
-    elif path == "/slots":
-        assert (len(of_demo[1]), len(of_noel[1])) == (4, 3)
-    else:
-        assert "llamacpp:pcd_twins_total" in of_demo[1]
-    status, answer = ask(server, f"{path}?model=nobody")
-    assert status == 400 and answer["error"]["message"] == "model 'nobody' not found"
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
@@ -164,34 +152,26 @@ def hub_file(home: Path) -> Path:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model": "nobody"}, "model 'nobody' not found"),
         ({"model": "nobody:pcd-cautious"}, "model 'nobody:pcd-cautious' not found"),
-        (
-            {"model": "demo:q4"},
-            'Field \'model\': it is "demo:q4"; allowed: "demo", "demo:pcd", "demo:pcd-off", "demo:pcd-paper", ',
-        ),
-        ({"model": "demo:unshure"}, 'it is "demo:unshure" (did you mean "demo:pcd-unsure"?); allowed: "demo", '),
+        ({"model": "demo:q4"}, 'Field \'model\': it is "demo:q4"; allowed: "demo", "demo:pcd", "demo:pcd-off", '),
         ({"model": "père noël:pcd-widow"}, '(did you mean "père noël:pcd-window"?)'),
-        ({"model": ":pcd"}, "model"),
         ({"model": 5}, "model name is missing"),
-        ({}, "model name is missing"),
     ],
 )
 def test_a_wrong_name_is_refused_with_a_sentence(server: Server, fields: dict[str, Any], message: str) -> None:
     assert message in refused(server, **fields)
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "message"),
-    [
-        *((body, 400, "model name is missing") for body in (b"[]", b'"demo"', b'{"model": ["demo"]}')),
-        # as stock does (test_serve_stock.py)
-        *((body, 500, "parse error") for body in (b"", b"{", b'{"model": "demo"', b"\xff")),
-    ],
-)
-def test_a_body_that_names_no_model_is_refused(server: Server, body: bytes, status: int, message: str) -> None:
-    got, answer = ask(server, "/completion", body)
-    assert got == status and message in answer["error"]["message"]
+def test_a_body_that_names_no_model_is_refused(server: Server) -> None:
+    missing, unread = (400, "model name is missing"), (500, "parse error")  # a 500 as of stock (test_serve_stock.py)
+    for body, (status, message) in {
+        b"[]": missing,
+        b'{"model": ["demo"]}': missing,
+        b"": unread,
+        b"\xff": unread,
+    }.items():
+        got, answer = ask(server, "/completion", body)
+        assert got == status and message in answer["error"]["message"]
 
 
 def endless(folder: Path) -> Path:
@@ -258,6 +238,7 @@ def test_one_at_a_time_where_no_more_may_be_loaded(ini: Path, monkeypatch: pytes
     monkeypatch.setattr(machine, "room_for_weights", lambda: max(model.size for model in models))
     made = Server(models, port=0, options=SMALL)
     assert sum("--models-max" in remark for remark in made.remarks) == 1
+    assert Server(models, port=0, options=["--models-max", "2"]).command.count("--models-max") == 1, "a user's counts"
     with made.running() as server:
         assert server.wait_until_ready()
         assert statuses(server) == {"demo": "loaded", "late": "unloaded", "père noël": "unloaded"}
@@ -274,16 +255,6 @@ def test_one_at_a_time_where_no_more_may_be_loaded(ini: Path, monkeypatch: pytes
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             assert list(pool.map(asked, names)) == names
         assert sorted(statuses(server).values()).count("unloaded") >= 2
-
-
-def test_what_does_not_fit_is_said_and_a_users_number_counts(ini: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "room_for_weights", lambda: 1)
-    made = Server(model_list.read([str(ini)]), port=0, options=["--models-max", "2"])
-    assert len(made.remarks) == 1 and made.command.count("--models-max") == 1
-    assert made._ini.count("load-on-startup") == 2
-    monkeypatch.undo()
-    made = Server(model_list.read([str(ini)]), port=0)
-    assert made.remarks == [] and made.command[made.command.index("--models-max") + 1] == "3"
 
 
 def test_more_context_than_a_model_was_trained_for_is_said(ini: Path, tiny: Tiny) -> None:
@@ -349,10 +320,7 @@ def test_a_model_whose_process_dies_is_reported_and_loaded_again(server: Server)
 @linux
 @pytest.mark.parametrize(
     ("who", "number"),
-    [
-        *(("command", number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)),
-        *(("router", number) for number in (signal.SIGTERM, signal.SIGKILL)),
-    ],
+    [("command", signal.SIGINT), ("command", signal.SIGKILL), ("router", signal.SIGKILL)],
 )
 def test_no_process_outlives_the_others(ini: Path, who: str, number: signal.Signals) -> None:
     """While a client reads an answer without an end, too."""
@@ -376,8 +344,7 @@ def test_no_process_outlives_the_others(ini: Path, who: str, number: signal.Sign
 
 
 @linux
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_process_that_still_loads_ends_with_its_router(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_process_that_still_loads_ends_with_its_router(tmp_path: Path) -> None:
     """It does not read its input yet, by which it hears of the router's end later: here it never would, as the file does not end."""
     slow = endless(tmp_path)
     made = Server(model_list.read(["demo", str(slow)]), port=0, options=SMALL)
@@ -388,7 +355,7 @@ def test_a_process_that_still_loads_ends_with_its_router(tmp_path: Path, number:
         assert within(lambda: statuses(server) == {"demo": "loaded", "slow": "loading"})
         servers = children(router)
         assert len(servers) == 2 and not server._are_loaded()
-        os.kill(router, number)
+        os.kill(router, signal.SIGKILL)
         assert within(lambda: not any(map(lives, servers)))
 
 
@@ -402,14 +369,12 @@ def test_a_broken_model_says_what_to_do_and_leaves_the_others(
     data = tiny("llama").read_bytes()
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(data[: len(data) // 2] if name == "cut" else data[:4] + bytes(range(256)) * 20)
-    for words in ([str(broken)], ["demo", str(broken)]):
-        with Server(model_list.read(words), port=0, options=SMALL).running() as server:
-            with pytest.raises(pypcd.ModelError, match=rf"cannot serve .*broken\.gguf: the file {message}"):
-                server.wait_until_ready()
-            if len(words) == 2:
-                status, answer = ask(server, "/completion", {"prompt": "a", "model": "broken"})
-                assert status == 500 and answer["error"]["message"].startswith("model 'broken' did not load; ")
-                assert ask(server, "/completion", {"prompt": "a", "n_predict": 1, "model": "demo"})[0] == 200
+    with Server(model_list.read(["demo", str(broken)]), port=0, options=SMALL).running() as server:
+        with pytest.raises(pypcd.ModelError, match=rf"cannot serve .*broken\.gguf: the file {message}"):
+            server.wait_until_ready()
+        status, answer = ask(server, "/completion", {"prompt": "a", "model": "broken"})
+        assert status == 500 and answer["error"]["message"].startswith("model 'broken' did not load; ")
+        assert ask(server, "/completion", {"prompt": "a", "n_predict": 1, "model": "demo"})[0] == 200
 
 
 def test_a_model_that_cannot_run_its_setting_does_not_load_and_one_without_is_served_plainly(tiny: Tiny) -> None:
@@ -472,10 +437,8 @@ def test_the_file_of_models_in_the_docs_is_one(tmp_path: Path, monkeypatch: pyte
         ("", "names no model"),
         ("[a]\npcd = on", "[a] has no model"),
         ("[a]\nmodel = demo\npcd = cautius", "[a]: pcd is 'cautius'"),
-        ("[a]\nmodel = nosuch.gguf", "nosuch.gguf"),
         ("[a]\nmodel = demo\n[a]\nmodel = demo", "is not a file of models"),
         ("model = demo", "[*]"),
-        ("nonsense", "is not a file of models"),
     ],
 )
 def test_a_wrong_file_of_models_is_one_sentence(tmp_path: Path, text: str, word: str) -> None:
@@ -490,14 +453,11 @@ def test_names_that_cannot_be_asked_for_are_refused(tmp_path: Path, tiny: Tiny) 
     odd = shutil.copy(tiny("llama"), tmp_path / "a;b.gguf")
     with pytest.raises(pypcd.ModelError, match="# and ; begin a remark"):
         Server(model_list.read(["demo", str(odd)]), port=0)
-    with pytest.raises(pypcd.ModelError, match="'a:b'"):
-        model_list.to_ini({"a:b": {}})
 
 
-@pytest.mark.parametrize("key", ["nosuch", "ctx-size"])
-def test_a_wrong_option_of_one_model_is_said(tmp_path: Path, key: str) -> None:
+def test_a_wrong_option_of_one_model_is_said(tmp_path: Path) -> None:
     path = tmp_path / "models.ini"
-    path.write_text(f"[a]\nmodel = demo\nload-on-startup = on\n{key} = x\n")
+    path.write_text("[a]\nmodel = demo\nload-on-startup = on\nctx-size = x\n")
     made = Server(model_list.read([str(path)]), port=0, options=SMALL[4:])
-    with made.running() as server, pytest.raises(OptionError, match=key):
+    with made.running() as server, pytest.raises(OptionError, match="ctx-size"):
         server.wait_until_ready()
