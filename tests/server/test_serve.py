@@ -437,6 +437,9 @@ def test_candidates_come_with_both_rows(server: Server, llm: pypcd.Llama) -> Non
         assert set(np.argsort(rows.standard)[::-1][:6].tolist()) <= seen
         assert entry["pcd"]["strength"] == pytest.approx(2.5)
         llm.eval([entry["id"]])
+    drawn = complete(server, PROMPTS[0], pcd={"gamma": 2}, n_probs=3, post_sampling_probs=True, temperature=1)
+    tops = [top for entry in drawn["completion_probabilities"] for top in entry["top_probs"]]
+    assert tops and all(top["pcd"]["contrasted"] is not None for top in tops)
     plain = complete(server, PROMPTS[0], pcd=False, n_predict=1, n_probs=2)["completion_probabilities"][0]
     assert "pcd" not in plain
 

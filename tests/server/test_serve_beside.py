@@ -29,15 +29,6 @@ def running(*options: str, pcd: Any = BASE, parallel: int = 2) -> contextlib.Abs
     return ready(pcd=pcd, parallel=parallel, options=[*SMALL, *options])
 
 
-# -- sampling ---------------------------------------------------------------------------------------------------------
-
-
-def test_probabilities_after_sampling(server: Server) -> None:
-    answer = complete(server, PROMPTS[0], pcd={"gamma": 2}, n_probs=3, post_sampling_probs=True, temperature=1)
-    for entry in answer["completion_probabilities"]:
-        assert 1 <= len(entry["top_probs"]) <= 3
-        assert all(top["pcd"]["contrasted"] is not None for top in entry["top_probs"])
-
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 
