@@ -29,7 +29,6 @@ def running(*options: str, pcd: Any = BASE, parallel: int = 2) -> contextlib.Abs
     return ready(pcd=pcd, parallel=parallel, options=[*SMALL, *options])
 
 
-
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 

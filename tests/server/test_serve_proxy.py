@@ -131,11 +131,9 @@ def test_both_answer_as_each_does(servers: list[Server], proxy: Any, llm: pypcd.
     assert status == 400 and "beta is -1" in answer["error"]["message"]
 
 
-def test_a_stream_comes_as_it_is_written_and_ends_with_its_client(servers: list[Server], proxy: Any) -> None:
+def test_a_stream_ends_with_its_client(servers: list[Server], proxy: Any) -> None:
     connection, response = stream(proxy.port)
-    for _ in range(5):
-        assert response.readline().startswith(b"data: ") and response.readline() == b"\n"
-    assert sum(map(n_active, servers)) == 1, "it is still being written"
+    assert response.readline().startswith(b"data: ") and sum(map(n_active, servers)) == 1
     response.close()
     connection.close()
     assert within(lambda: sum(map(n_active, servers)) == 0)
