@@ -176,9 +176,11 @@ def body(rng: random.Random, right: dict[str, dict[str, Any]] = RIGHT) -> tuple[
         made = mutated(made, rng)
         if not isinstance(made, dict):
             break
-        made = {  # no test should wait for a thousand tokens
-            name: min(value, 4) if name.startswith(("n_predict", "max_")) and isinstance(value, (int, float)) else value
-            for name, value in {"n_predict": 2, **made}.items()
+        made = {  # no test should wait for a thousand tokens, or for -1, which is as many as there is room for
+            name: max(0, min(value, 4))
+            if name.startswith(("n_predict", "max_")) and isinstance(value, (int, float))
+            else value
+            for name, value in {"n_predict": 2, "max_tokens": 2, **made}.items()
         }
     text = json.dumps(made)
     if rng.random() < 0.05:
