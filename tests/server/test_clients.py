@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,11 +17,7 @@ from serving import PROMPTS, N, ask, complete, ready
 from pypcd.server import Server
 
 pytest_plugins = ["serving", "clients"]  # fixtures
-pytestmark = [
-    pytest.mark.usefixtures("offline", "loop", "collected"),
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # some clients cannot be closed
-    pytest.mark.filterwarnings("ignore:Item .* on TypedDict class .*ReadOnly:UserWarning"),  # of pydantic
-]
+pytestmark = pytest.mark.usefixtures("offline", "collected")
 
 Answer = tuple[str, bool]  # its text, and whether it came to its end
 Call = tuple[str, Any]  # a tool's name, and the arguments
@@ -103,22 +99,6 @@ class Responses(OpenAI):
         yield done.name, json.loads(done.arguments)
 
 
-class LiteLLM(OpenAI):
-    def __init__(self, server: Server) -> None:
-        self.package, self.server = package("litellm"), server
-        self.package.telemetry, self.package.suppress_debug_info = False, True
-        self.refused = self.package.BadRequestError
-
-    def create(self, prompt: str, setting: Any = None, model: str = "demo", **more: Any) -> Any:
-        given = {"temperature": 0, "max_tokens": N, "api_key": "none", "max_retries": 0, **more}
-        body = {"extra_body": pcd(setting)} if pcd(setting) else {}
-        to = {"model": f"openai/{model}", "api_base": f"{self.server.url}/v1"}
-        return self.package.completion(**to, messages=messages(prompt), **body, **given)
-
-    def sentence(self, error: Any) -> str:
-        return error.message
-
-
 class Anthropic:
     """/v1/messages. The temperature is sent in `extra_body`, since newer versions of the package have no parameter for it."""
 
@@ -159,48 +139,10 @@ class Anthropic:
         return error.body["error"]["message"]
 
 
-class LangChain:
-    def __init__(self, server: Server) -> None:
-        self.package, self.server = package("langchain_openai"), server
-        self.refused = package("openai").BadRequestError
-
-    def model(self, setting: Any = None, **more: Any) -> Any:
-        given = {"model": "demo", "temperature": 0, "max_tokens": N, "api_key": "none", "max_retries": 0, **more}
-        body = {"extra_body": pcd(setting)} if pcd(setting) else {}
-        return self.package.ChatOpenAI(base_url=f"{self.server.url}/v1", **body, **given)
-
-    def told(self, message: Any) -> Answer:
-        return message.content, message.response_metadata["finish_reason"] == "stop"
-
-    def ask(self, prompt: Any, setting: Any = None, model: str = "demo") -> Answer:
-        return self.told(self.model(setting, model=model).invoke(prompt))
-
-    def stream(self, prompt: str, setting: Any = None, model: str = "demo") -> Answer:
-        return self.told(whole(self.model(setting, model=model).stream(prompt)))
-
-    def calls(self, prompt: str, setting: Any) -> Iterator[Call]:
-        asked = self.model(setting, max_tokens=200)
-        bound = asked.bind_tools([TOOL], tool_choice="required", parallel_tool_calls=False)
-        for message in (bound.invoke(prompt), whole(bound.stream(prompt))):
-            (call,) = message.tool_calls
-            yield call["name"], call["args"]
-
-    def sentence(self, error: Any) -> str:
-        return error.body["message"]
-
-
-def whole(stream: Iterable[Any]) -> Any:
-    """The message that LangChain's parts of one add up to."""
-    first, *parts = stream
-    for part in parts:
-        first += part
-    return first
-
-
 # -- what each does ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[OpenAI, Responses, Anthropic, LangChain, LiteLLM])
+@pytest.fixture(params=[OpenAI, Responses, Anthropic])
 def client(server: Server, request: pytest.FixtureRequest) -> Any:
     return request.param(server)
 
@@ -234,7 +176,7 @@ def test_a_wrong_setting_is_a_bad_request_with_the_sentence(
         assert message in client.sentence(error.value)
 
 
-@pytest.mark.parametrize("kind", [OpenAI, Responses, Anthropic, LangChain, LiteLLM])
+@pytest.mark.parametrize("kind", [OpenAI, Responses, Anthropic])
 def test_a_forced_call_has_its_schema_also_in_a_stream(kind: Any, tools: Server) -> None:
     for setting in (False, "cautious", STRONG):
         call, again = kind(tools).calls(PROMPTS[0], setting)
@@ -256,54 +198,20 @@ def test_a_wrong_key_is_an_authentication_error(kind: Any) -> None:
 
 def test_logprobs_carry_both_rows(server: Server) -> None:
     """The numbers are those of /completion, which test_serve.py holds to pypcd.Llama's rows."""
-    wanted = complete(server, PROMPTS[0], pcd="cautious", n_probs=3)["completion_probabilities"]
-    openai, litellm = (
-        kind(server).create(PROMPTS[0], "cautious", logprobs=True, top_logprobs=3).choices[0].logprobs.content
-        for kind in (OpenAI, LiteLLM)
-    )
-    chain = LangChain(server).model("cautious").bind(logprobs=True, top_logprobs=3).invoke(PROMPTS[0])
-    langchain = [entry["pcd"] for entry in chain.response_metadata["logprobs"]["content"]]
-    assert [entry.pcd for entry in openai] == [entry.pcd for entry in litellm] == langchain
-    assert [entry["pcd"] for entry in wanted] == langchain
-    stream = OpenAI(server).create(PROMPTS[0], "cautious", logprobs=True, top_logprobs=3, stream=True)
-    parts = [chunk.choices[0].logprobs for chunk in stream]
-    assert [entry.pcd for part in parts if part for entry in part.content] == langchain
-
-
-def test_anthropics_system_message_stop_and_count(server: Server) -> None:
-    anthropic = Anthropic(server)
-    text, _ = anthropic.ask(PROMPTS[0], "cautious", system="Red is 7.")
-    assert text == complete(server, f"Red is 7.\n{PROMPTS[0]}", pcd="cautious")["content"]
-    wanted = complete(server, PROMPTS[0], pcd="cautious")
-    stop = wanted["content"][3:6]
-    message = anthropic.client.messages.create(**anthropic.given(PROMPTS[0], "cautious", stop_sequences=[stop]))
-    assert message.content[0].text == wanted["content"].partition(stop)[0]
-    assert message.stop_sequence == stop  # llama-server gives "end_turn" as the reason
-    counted = anthropic.client.messages.count_tokens(model="demo", messages=messages(PROMPTS[0]))
-    assert counted.input_tokens == wanted["tokens_evaluated"]
-    assert [model.id for model in anthropic.client.models.list()][:2] == ["demo", "demo:pcd"]
-
-
-def test_langchains_call_has_another_setting_than_its_model(server: Server) -> None:
-    by_name = LangChain(server).model(model="demo:pcd-cautious")
-    plain = by_name.bind(extra_body={"pcd": False}).invoke(PROMPTS[0])
-    strong = by_name.invoke(PROMPTS[0], extra_body={"pcd": STRONG})
-    assert plain.content == complete(server, PROMPTS[0], pcd=False)["content"]
-    assert strong.content == complete(server, PROMPTS[0], pcd=STRONG, model="demo:pcd-cautious")["content"]
-    litellm = LiteLLM(server)  # which takes it as a field of its own too
-    assert litellm.ask(PROMPTS[0], pcd=STRONG) == litellm.ask(PROMPTS[0], STRONG)
+    told = complete(server, PROMPTS[0], pcd="cautious", n_probs=3)["completion_probabilities"]
+    wanted = [entry["pcd"] for entry in told]
+    asked = {"logprobs": True, "top_logprobs": 3}
+    answer = OpenAI(server).create(PROMPTS[0], "cautious", **asked)
+    assert [entry.pcd for entry in answer.choices[0].logprobs.content] == wanted
+    parts = [chunk.choices[0].logprobs for chunk in OpenAI(server).create(PROMPTS[0], "cautious", **asked, stream=True)]
+    assert [entry.pcd for part in parts if part for entry in part.content] == wanted
 
 
 def test_a_structured_answer_has_its_schema(server: Server) -> None:
-    schema = {"title": "entry", "description": LOOK_UP["description"], **LOOK_UP["parameters"]}
     form = {"type": "json_schema", "json_schema": {"name": "entry", "schema": LOOK_UP["parameters"]}}
     for setting in (False, STRONG):
-        asked = LangChain(server).model(setting, max_tokens=200)
-        answer = asked.with_structured_output(schema, method="json_schema", include_raw=True).invoke(PROMPTS[0])
-        check_call("look_up", answer["parsed"])
-        for kind in (OpenAI, LiteLLM):
-            text, _ = kind(server).ask(PROMPTS[0], setting, response_format=form, max_tokens=200)
-            assert json.loads(text) == answer["parsed"]
+        text, _ = OpenAI(server).ask(PROMPTS[0], setting, response_format=form, max_tokens=200)
+        check_call("look_up", json.loads(text))
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -323,7 +231,6 @@ WAYS: dict[Any, list[dict[str, Any]]] = {  # each client's own parts of a messag
         },
         QUESTION,
     ],
-    LangChain: [{"type": "file", "base64": DATA, "mime_type": "text/plain", "filename": "notes.txt"}, QUESTION],
 }
 
 

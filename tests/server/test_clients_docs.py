@@ -19,7 +19,7 @@ from test_cli_serve import greeting, serving
 from pypcd.server import Server
 
 pytest_plugins = ["serving", "clients"]  # fixtures
-pytestmark = pytest.mark.usefixtures("offline", "loop", "collected")
+pytestmark = pytest.mark.usefixtures("offline", "collected")
 
 PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
 if not PAGE.exists():
