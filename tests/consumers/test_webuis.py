@@ -127,8 +127,3 @@ def test_open_webui_lists_a_model_for_each_setting_and_each_answers_as_llama(fol
     names = [model["id"] for model in models["data"]]
     assert status == 200 and {"model", "model:pcd-unsure", f"model:pcd-{ON}"} <= set(names)
     check_greedy(folder, lambda setting: chat(server, folder, model=f"model:pcd-{setting}" if setting else "model"))
-
-
-@pytest.mark.parametrize("pcd", [ON, {"beta": 2.5, "relative_top": 0.1}])
-def test_open_webuis_parameter_reaches_the_server(folder: Folder, server: Server, pcd: Any) -> None:
-    check_greedy(folder, lambda setting: chat(server, folder, pcd=pcd if setting else False))
