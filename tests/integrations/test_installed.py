@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import pickle
 import shutil
@@ -164,6 +165,19 @@ def test_copies_and_pickles(tiny: Tiny) -> None:
     assert copy.copy(llm).pcd is None, "it was turned off"
     pypcd.uninstall()
     assert pickle.loads(new).pcd == pypcd.PCDConfig(**PCD) and type(pickle.loads(old)) is ImportedBefore
+
+
+def test_a_wrapper_that_others_put_around_it_stays(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    pypcd.install(PCD)
+    inner = llama_cpp.Llama.__init__
+    traced = functools.wraps(inner)(lambda self, *args, **kwargs: inner(self, *args, **kwargs))
+    monkeypatch.setattr(llama_cpp.Llama, "__init__", traced)
+    assert made(tiny("llama")).pcd is not None
+    pypcd.uninstall()
+    assert llama_cpp.Llama.__init__ is traced and type(made(tiny("llama"))) is ImportedBefore
+    pypcd.install(PCD)
+    assert type(made(tiny("llama"))) is pypcd.Llama
+    monkeypatch.undo()
 
 
 # --- before llama_cpp is imported; each in a process of its own ---
