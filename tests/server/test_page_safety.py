@@ -15,8 +15,6 @@ from browser import Chat, Open, Script, event, expect
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pypcd import server
-
 pytest_plugins = ["browser"]  # fixtures
 
 # -- the watch --------------------------------------------------------------------------------------------------------
@@ -54,13 +52,14 @@ TRIES = [
     ("new WebSocket('ws://127.0.0.1:9/')", "connect-src"),
     ("document.body.append(Object.assign(document.createElement('iframe'), {src: 'data:text/html,x'}))", "frame-src"),
     ("document.body.innerHTML = '<b>x</b>'", "trusted-types"),
-    ("const s = document.createElement('script'); s.append('1'); document.body.append(s)", "trusted-types"),
     ("trustedTypes.createPolicy('anything', {})", "trusted-types"),
 ]
 
 
 def test_the_policy_refuses(open_page: Open) -> None:
     chat = open_page(greedy=False)
+    policy = chat.page.locator("meta[http-equiv='Content-Security-Policy']").get_attribute("content") or ""
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "require-trusted-types-for 'script'" in policy
     # each is told more than once
     chat.watch.allow("^policy: ", "^console: error: ", "^request: http://127.0.0.1:9/x.png")
     for tried, pattern in TRIES:
@@ -141,21 +140,15 @@ def test_what_a_model_writes_is_never_run_or_loaded(chat: Chat, script: Script) 
         assert chat.copied(answer) == text, name
         if name == "good links":
             assert {"https://example.com/", "https://example.org/"} <= {href for href, _, _ in found["links"]}
-    answer = chat.retold(*HOSTILE.values())
-    chat.tokens(answer)
+    options = [
+        {"id": n, "token": text, "bytes": [*text.encode()], "logprob": -1.0 - n}
+        for n, text in enumerate(HOSTILE.values())
+    ]
+    answer = chat.retold(event(HOSTILE["img"], 0, top_logprobs=options), *HOSTILE.values())
+    tokens = chat.tokens(answer)
     is_harmless(chat, answer)
     expect(chat.button("Settings")).to_be_visible()  # nothing lies over the page
-    chat.button("Settings").click()
-
-
-def test_a_hostile_token_is_harmless_in_its_table(chat: Chat, script: Script) -> None:
-    text = HOSTILE["img"]
-    options = [
-        {"id": n, "token": one, "bytes": [*one.encode()], "logprob": -1.0 - n}
-        for n, one in enumerate([text, HOSTILE["script"]])
-    ]
-    chat.begin("Say").say(event(text, 0, top_logprobs=options)).end()
-    dialog = chat.open_token(chat.tokens(chat.finished()).first)
+    dialog = chat.open_token(tokens.first)
     expect(dialog).to_contain_text("onerror")
     assert not {"img", "script"} & set(dialog.evaluate(LOOK)["tags"])
 
@@ -191,15 +184,11 @@ NESTED = {
     "lists": "".join("  " * i + "- x\n" for i in range(300)),
     "emphasis": "*_" * 2000 + "x",
     "brackets": "[" * 5000 + "x" + "](" * 5000,
-    "images": "![" * 5000,
     "backticks": " ".join("`" * i for i in range(1, 100)),
     "tags": "<b>" * 2000 + "x",
-    "entities": "&" * 5000,
     "table": "|" * 1000 + "\n" + "|-" * 1000 + "|\n" + "|" * 1000,
     "one word": "x" * 20_000,
-    "lines": "\n" * 5000 + "x",
     "links": "<http://" * 1000,
-    "mail": "a@" * 2000 + "." * 2000,
     "formula": "$" + "{" * 1900 + "x" + "}" * 1900 + "$",
     "formulas": "$$" * 1500 + "\\(" * 1500,
 }
@@ -224,7 +213,7 @@ PIECES = st.sampled_from(
 def test_no_mixture_of_them_does_harm(chat: Chat, script: Script) -> None:
     chat.told("x")
 
-    @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(PIECES, min_size=1, max_size=60))
     def check(pieces: list[str]) -> None:
         answer = chat.retold(*pieces)
@@ -235,18 +224,6 @@ def test_no_mixture_of_them_does_harm(chat: Chat, script: Script) -> None:
     check()
 
 
-def test_nothing_is_asked_of_anybody_else(chat: Chat, served: server.Server) -> None:
-    """A whole talk: each request goes to the server, and its answer may not be kept by anybody between."""
-    chat.ask("Hello")
-    chat.tokens(chat.answers)
-    chat.go()
-    assert chat.watch.requests
-    assert all(url.startswith((served.url + "/", "data:")) for url in chat.watch.requests), chat.watch.requests
-    assert not chat.page.context.cookies()
-    policy = chat.page.locator("meta[http-equiv='Content-Security-Policy']").get_attribute("content") or ""
-    assert "default-src 'none'" in policy and "unsafe" not in policy and "require-trusted-types-for 'script'" in policy
-
-
 # -- marks ------------------------------------------------------------------------------------------------------------
 
 TEXTS = [
@@ -254,6 +231,8 @@ TEXTS = [
     *[" the", " ", "  ", "\n", "\n\n", "- ", "> ", "\n---\n", "\n|-|-|\n", "]: ", "a@b.", "](https://ex", "https://"],
     *["**", "~~", "```", "](", "![", "</", *"*_`[]()!./@&;<>#1|\\':"],
 ]
+# Not made smaller: each example is 200 short answers, and the one that differs is named.
+MANY = settings(phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 COMPARE = """
 async cases => {
   const {markdown} = await import(new URL("markdown.js", document.querySelector("script[type=module]").src));
@@ -275,14 +254,7 @@ def test_a_mark_changes_no_meaning(open_page: Open) -> None:
     piece = st.tuples(st.sampled_from(TEXTS), st.booleans())
     n_marks = 0
 
-    # not made smaller: each example is 200 short answers, and the one that differs is named
-    @settings(
-        max_examples=15,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(MANY, max_examples=10)
     @given(st.lists(st.lists(piece, min_size=1, max_size=9), min_size=200, max_size=200))
     def check(cases: list[list[tuple[str, bool]]]) -> None:
         nonlocal n_marks
@@ -317,7 +289,6 @@ def test_an_answer_that_came_in_pieces_is_the_whole_one(open_page: Open) -> None
     page = open_page(greedy=False).page
     more = [
         "\n\n",
-        "\n\n",
         "[a]",
         "\n\n[a]: https://x.y\n",
         "$$\nx\n$$\n",
@@ -328,9 +299,7 @@ def test_an_answer_that_came_in_pieces_is_the_whole_one(open_page: Open) -> None
     ]
     piece = st.tuples(st.sampled_from([*TEXTS, *more * 3]), st.booleans())
 
-    @settings(
-        max_examples=8, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-    )
+    @settings(MANY, max_examples=6)
     @given(st.lists(st.lists(piece, min_size=1, max_size=14), min_size=200, max_size=200))
     def check(cases: list[list[tuple[str, bool]]]) -> None:
         for case, (grown, whole) in zip(cases, page.evaluate(GROW, cases)):
@@ -341,15 +310,12 @@ def test_an_answer_that_came_in_pieces_is_the_whole_one(open_page: Open) -> None
 
 # An answer with ^ before each token that was changed, and its words that are marked.
 WORDS = {
-    "in the ^shed on": ["shed"],
     "number 9^8^1 in": ["981"],
     "the key 3^de5-aa57, which": ["3de5-aa57"],
     "at 14:^30.": ["14:30"],
     "€^5 or $6.^50!": ["€5", "$6.50"],
-    "on 2024-05-^17 (^7%)": ["2024-05-17", "7%"],
     "no ^. yes^, ^ or": [".", "yes,"],
     "**9^8**1 and **9^8**^1": ["98", "98", "1"],
-    "1. ^1\n2. a ^1": ["1", "1"],
     "> one\n> ^two\n>\n> - ^1 **^b**": ["two", "1", "b"],
     "| ^1 | 2 |\n|-|-|\n| ^1 | ^a-1 |": ["1", "1", "a-1"],
     "[981](http://x.y/981) then ^981": ["981"],
