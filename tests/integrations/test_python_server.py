@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +14,10 @@ from typing import Any
 
 import pytest
 from conftest import run_python
+from serving import ask, within
 
 import pypcd
+from pypcd.llama import machine
 
 for package in ("fastapi", "starlette_context", "sse_starlette", "uvicorn", "pydantic_settings"):
     pytest.importorskip(package, reason="llama_cpp.server needs it: pip install 'llama-cpp-python[server]'")
@@ -30,65 +30,33 @@ PROMPT = "bada what? The value of the third key is not here, and neither is the 
 
 
 class Server:
+    """A process of it, of which `ask` needs the port."""
+
     def __init__(self, log: Path, *models: Path, **environment: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self.port = machine.free_port("127.0.0.1", 0)
         settings = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "chat_format": "chatml", "verbose": False}
-        config = {
-            "host": "127.0.0.1",
-            "port": int(self.url.rpartition(":")[2]),
-            "models": [{"model": str(path), "model_alias": path.stem, **settings} for path in models],
-        }
+        of_models = [{"model": str(path), "model_alias": path.stem, **settings} for path in models]
         file = log.with_suffix(".json")
-        file.write_text(json.dumps(config), encoding="utf-8")
-        path = os.pathsep.join(p for p in sys.path if p)
-        self.log = log.open("w")
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", START, "--config_file", file],
-            env={**os.environ, "PYTHONPATH": path, **environment},
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            self.wait(log)
-        except BaseException:
-            self.stop()
-            raise
+        file.write_text(json.dumps({"host": "127.0.0.1", "port": self.port, "models": of_models}), encoding="utf-8")
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **environment}
+        command = [sys.executable, "-c", START, "--config_file", file]
+        with log.open("w") as out:
+            self.process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
+        assert within(lambda: self.process.poll() is not None or self.answers()), log.read_text()
+        assert self.process.poll() is None, log.read_text()
 
-    def wait(self, log: Path) -> None:
-        for _ in range(600):
-            assert self.process.poll() is None, log.read_text()
-            try:
-                self.get("/v1/models")
-                return
-            except OSError:  # also a connection that is reset
-                time.sleep(0.1)
-        raise AssertionError(log.read_text())
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(30)
-        self.log.close()
-
-    def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
-            return json.load(answer)
+    def answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            return ask(self, "/v1/models")[0] == 200
+        return False
 
     def post(self, path: str, **body: Any) -> tuple[int, Any]:
-        request = urllib.request.Request(
-            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                text = answer.read().decode()
-                if not body.get("stream"):
-                    return answer.status, json.loads(text)
-                lines = [line.partition(": ")[2] for line in text.splitlines() if line.startswith("data: ")]
-                assert lines[-1] == "[DONE]", text
-                return answer.status, [json.loads(line) for line in lines[:-1]]
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
+        status, answer = ask(self, path, body)
+        if status != 200 or not body.get("stream"):
+            return status, answer
+        lines = [line.partition(": ")[2] for line in answer.splitlines() if line.startswith("data: ")]
+        assert lines[-1] == "[DONE]", answer
+        return status, [json.loads(line) for line in lines[:-1]]
 
     def complete(self, stream: bool = False, **body: Any) -> str:
         return written(self.answered("/v1/completions", prompt=PROMPT, stream=stream, **body))
@@ -122,7 +90,8 @@ def server(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     log = tmp_path_factory.mktemp("server") / "log"
     started = Server(log, tiny("llama"), tiny("mamba"), PYPCD=DEFAULT)
     yield started
-    started.stop()
+    started.process.terminate()
+    started.process.wait(30)
 
 
 @pytest.fixture(scope="module")
@@ -144,10 +113,9 @@ def test_answers_are_those_of_pypcd_llama(setting: Any, stream: bool, server: Se
 def test_a_stream_that_is_left_leaves_no_setting_behind(server: Server, llm: pypcd.Llama) -> None:
     wanted = llm(PROMPT, max_tokens=12, temperature=0)["choices"][0]["text"]
     body = {"prompt": PROMPT, "max_tokens": 150, "temperature": 0, "stream": True, "pcd": "beta=4:gamma=3"}
-    request = urllib.request.Request(
-        f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    for _ in range(3):
+    url = f"http://127.0.0.1:{server.port}/v1/completions"
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    for _ in range(2):
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.readline().startswith(b"data: ")
         assert server.complete() == wanted
@@ -189,7 +157,7 @@ def test_what_llama_checks_is_the_clients_mistake(server: Server) -> None:
     status, answer = server.post("/v1/completions", prompt="bada " * 600)  # the server's own
     assert status == 400 and answer["error"]["code"] == "context_length_exceeded"
     assert server.complete(), "it serves on"
-    schemas = server.get("/openapi.json")["components"]["schemas"]
+    schemas = ask(server, "/openapi.json")[1]["components"]["schemas"]
     for name in ("CreateCompletionRequest", "CreateChatCompletionRequest"):
         assert {"pcd", "max_tokens"} <= schemas[name]["properties"].keys()
 
