@@ -166,31 +166,21 @@ def test_a_document_is_read_once(wide: Server) -> None:
 
 
 def test_a_document_that_is_there_twice_is_repeated_once(wide: Server, talking: pypcd.Llama) -> None:
-    """In one message, again in a later one, and quoted in a question: as in a chat."""
-    twice = [{"name": str(i), "text": notes(8)} for i in range(2)]
-    answer = chat(wide, [{"role": "user", "content": QUESTIONS[0]}], documents=twice)
-    assert len(set(answer["timings"]["passages"])) == len(answer["timings"]["passages"]) == 2
+    """And several stand in their order, wherever they are given: as in a chat."""
+    seeds = 1, 2, 1
     talk = conversation(talking)
-    for _ in range(2):
-        talk.attach(Document.of("notes.txt", notes(8)))
-    "".join(talk.send(QUESTIONS[0]))
-    assert talk.passages == answer["timings"]["passages"]
-    quoted = f"Is this in it? {notes(8, 2)}"
-    once = chat(wide, with_file(notes(8), quoted))
-    assert set(once["timings"]["passages"]) <= set(notes(8).split("\n"))
-
-
-def test_several_documents_stand_in_their_order(wide: Server, talking: pypcd.Llama) -> None:
-    talk = conversation(talking)
-    for seed in (1, 2):
-        talk.attach(Document.of(f"{seed}.txt", notes(seed, 6)))
+    for seed in seeds:
+        talk.attach(Document.of("notes.txt", notes(seed, 6)))
     wanted = whole("".join(talk.send(QUESTIONS[0])))
-    parts = [file_part(notes(seed, 6)) for seed in (1, 2)]
-    answer = chat(wide, [{"role": "user", "content": [{"type": "text", "text": QUESTIONS[0]}, *parts]}])
-    assert (answer["timings"]["passages"], said(answer)) == (talk.passages, wanted)
-    documents = [{"name": str(seed), "text": notes(seed, 6)} for seed in (1, 2)]
-    again = chat(wide, [{"role": "user", "content": QUESTIONS[0]}], documents=documents)
-    assert (again["timings"]["passages"], said(again)) == (talk.passages, wanted)
+    parts = [file_part(notes(seed, 6)) for seed in seeds]
+    named = [{"name": str(seed), "text": notes(seed, 6)} for seed in seeds]
+    question = {"role": "user", "content": [{"type": "text", "text": QUESTIONS[0]}, *parts]}
+    for answer in (
+        chat(wide, [question]),
+        chat(wide, [{"role": "user", "content": QUESTIONS[0]}], documents=named),
+    ):
+        passages = answer["timings"]["passages"]
+        assert (passages, said(answer)) == (talk.passages, wanted) and len(set(passages)) == len(passages)
 
 
 @pytest.mark.parametrize(
@@ -262,13 +252,12 @@ def test_why_nothing_is_repeated(tiny: Tiny) -> None:
         assert "flash attention" in left_out
     narrow = [*SMALL, "--ctx-size", "512"]
     with ready("demo", parallel=1, options=narrow) as server:
-        n, n_lines = 0, 8
-        while n < 480:
-            n_lines += 1
-            asked = {"messages": with_file(notes(1, n_lines), "what?"), "max_tokens": 1}
-            n = chat(server, **asked, replay=False)["usage"]["prompt_tokens"]
-        answer = chat(server, **asked)
-        assert "no room" in answer["timings"]["passages_left_out"] and answer["usage"]["prompt_tokens"] == n
+        n = 8
+        while len(ask(server, "/tokenize", {"content": notes(1, n)})[1]["tokens"]) < 460:
+            n += 1
+        answer, plain = (chat(server, with_file(notes(1, n), "what?"), max_tokens=1, replay=on) for on in (True, False))
+        assert "no room" in answer["timings"]["passages_left_out"]
+        assert answer["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
 
 
 def test_idle_slots_make_room(model: str, talking: pypcd.Llama) -> None:
@@ -283,24 +272,6 @@ def test_idle_slots_make_room(model: str, talking: pypcd.Llama) -> None:
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
-
-
-def test_every_route_of_a_chat_takes_files(wide: Server) -> None:
-    text, question = notes(3), QUESTIONS[0]
-    data = coded(text.encode())
-    wanted = chat(wide, with_file(text, question))
-    for url in (f"data:text/plain;base64,{data}", data):
-        part = {"type": "file", "file": {"filename": "notes.txt", "file_data": url}}
-        again = chat(wide, [{"role": "user", "content": [part, {"type": "text", "text": question}]}])
-        assert said(again) == said(wanted)
-    source = {"type": "base64", "media_type": "text/plain", "data": data}
-    content = [{"type": "document", "source": source, "title": "notes"}, {"type": "text", "text": question}]
-    answer = chat(wide, [{"role": "user", "content": content}], "/v1/messages")
-    assert whole(answer["content"][0]["text"]) == said(wanted)
-    assert answer["timings"]["passages"] == wanted["timings"]["passages"]
-    plain = {"messages": [{"role": "user", "content": question}], "documents": [{"name": "a", "text": text}]}
-    answer = chat(wide, path="/v1/messages", **plain)
-    assert whole(answer["content"][0]["text"]) == said(wanted)
 
 
 def test_a_document_is_read_and_counted(wide: Server, talking: pypcd.Llama, tmp_path: Path) -> None:
