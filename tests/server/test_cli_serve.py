@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import random
@@ -118,18 +117,6 @@ def test_pcd_is_off_until_a_request_asks_and_one_line_says_how() -> None:
         assert plain["tokens"] == off["tokens"] != unsure["tokens"]
         err = ended(process)
     assert re.fullmatch('pypcd: PCD is off; "pcd": .* --pcd SETTING .*\n', err)
-
-
-def test_it_ends_in_the_middle_of_an_answer() -> None:
-    with serving("demo", "--parallel", "1") as process:
-        said = greeting(process)
-        body = json.dumps({"prompt": "a", "n_predict": -1, "ignore_eos": True, "stream": True}).encode()
-        with urllib.request.urlopen(said["page"] + "completion", body, timeout=SECONDS) as stream:
-            assert stream.readline().startswith(b"data: ")
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(SECONDS) == 0
-            with contextlib.suppress(OSError, http.client.IncompleteRead):
-                stream.read()
 
 
 def test_another_address_without_a_key_is_warned_of_and_a_key_is_not_shown() -> None:

@@ -117,10 +117,7 @@ def test_every_route_takes_a_name_with_its_suffix(server: Server, path: str) -> 
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
-def test_models_list_the_settings_of_what_is_loaded(ini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LLAMA_CACHE", raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    downloaded = hub_file(tmp_path)
+def test_models_list_the_settings_of_what_is_loaded(ini: Path) -> None:
     with ready(model_list.read([str(ini)])) as server:
         with_settings = {
             name: [name, f"{name}:pcd", *(f"{name}:pcd-{run}" for run in ("off", *RUNS))] for name in statuses(server)
@@ -137,16 +134,6 @@ def test_models_list_the_settings_of_what_is_loaded(ini: Path, tmp_path: Path, m
         assert server.names() == everything, "what was learnt of a model is still true"
         entries = {entry["id"]: entry for entry in ask(server, "/v1/models")[1]["data"]}
         assert entries["late"]["pcd"]["default"] is False and entries["demo"]["pcd"]["default"] is True
-    assert downloaded.exists()
-
-
-def hub_file(home: Path) -> Path:
-    """A model that was once downloaded from Hugging Face's hub: llama.cpp's router would list it."""
-    folder = home / "hub" / "models--some--model"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text("0" * 40)
-    (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
-    return Path(shutil.copy(DEMO_MODEL, folder / "snapshots" / ("0" * 40) / "x-Q4_0.gguf"))
 
 
 @pytest.mark.parametrize(
@@ -209,10 +196,6 @@ def test_each_process_is_started_like_a_server_of_one_model(server: Server) -> N
         # the context is dealt out among the models, which one of this size does not feel
         assert value("demo", option) == alone[alone.index(option) + 1], option
     assert value("père noël", "--ctx-size") == "2048" and value("père noël", "--kv-unified-per-slot") == str(2048 // 3)
-    for name in ("demo", "père noël"):
-        assert {"--kv-unified", "--metrics"} < set(entries[name]["status"]["args"])
-        assert value(name, "--host") == "127.0.0.1" and value(name, "--cors-origins") == "localhost"
-    assert server.environment["PYPCD_AMX"] in ("0", "1") and "[late]" in server._ini
 
 
 def test_a_key_is_asked_for_by_every_process(ini: Path) -> None:
@@ -390,18 +373,15 @@ def test_a_model_that_cannot_run_its_setting_does_not_load_and_one_without_is_se
 # -- what is served ---------------------------------------------------------------------------------------------------
 
 
-def test_a_word_is_a_model_and_its_setting_whatever_is_in_their_names(tmp_path: Path) -> None:
-    path = tmp_path / "a = b:c ü=.gguf"
-    path.touch()
-    for setting in ("window:relative_top=0.1", "a=b", ""):
-        assert model_list._split(f"{path}={setting}") == (str(path), setting)
-    assert model_list._split(str(path)) == (str(path), None)
-    assert model_list._split("demo=window:relative_top=0.1") == ("demo", "window:relative_top=0.1")
-    assert model_list._split(r"C:\no=such\a.gguf=paper:beta=1") == (r"C:\no=such\a.gguf", "paper:beta=1")
-    assert model_list._split("nosuch") == ("nosuch", None)
-    for name in ("x.gguf", "x.gguf=y.gguf"):  # it is the most that exists
-        (tmp_path / name).touch()
-    assert model_list._split(f"{tmp_path}/x.gguf=y.gguf=off") == (f"{tmp_path}/x.gguf=y.gguf", "off")
+def test_a_word_is_a_model_and_its_setting_whatever_is_in_their_names(tmp_path: Path, tiny: Tiny) -> None:
+    odd, both = tmp_path / "a = b:c ü=.gguf", tmp_path / "x.gguf=y.gguf"  # of the latter, x.gguf exists too
+    for path in (odd, both, tmp_path / "x.gguf"):
+        shutil.copy(tiny("llama"), path)
+    for path, setting in ((odd, "window:relative_top=0.1"), (both, "off"), ("demo", "window:relative_top=0.1")):
+        (model,) = model_list.read([f"{path}={setting}"])
+        assert model.pcd == setting and model.name == (Path(path).stem if path != "demo" else path)
+    (plain,) = model_list.read([str(odd)])
+    assert plain.pcd is None and plain.name == odd.stem
 
 
 def test_a_folder_stands_for_the_models_in_it(tmp_path: Path, tiny: Tiny) -> None:
