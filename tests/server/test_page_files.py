@@ -83,44 +83,31 @@ def test_a_short_paste_stays_text_and_a_long_one_becomes_a_file_of_2000_tokens(c
 
 
 def test_progress_of_reading(chat: Chat, script: Script) -> None:
-    stream = chat.begin("Say")
-    bar = chat.named("progressbar", "Reading")
-    total = 200_000
-    # 100 tokens per second: the page counts on between reports, so little that it does not matter here
-    for done, left in ((10_000, "19\\d\\d|18[89]\\d"), (50_000, "14[6-9]\\d|1500")):
-        progress = {"total": total, "cache": 0, "processed": done, "time_ms": 10 * done}
-        stream.say({"content": "", "tokens": [], "stop": False, "prompt_progress": progress})
-        expect(chat.page.get_by_text(re.compile(rf"about ({left}) s left"))).to_be_visible()
-        chat.until(
-            lambda done=done: bar.evaluate("bar => bar.value / bar.max") == pytest.approx(done / total, abs=0.02)
-        )
-    stream.say("x")
-    expect(bar).to_have_count(0)
-    stream.end()
-    chat.finished()
-
-
-def test_the_bar_moves_before_the_first_report_of_what_was_read(chat: Chat, script: Script) -> None:
     """The server reports after each batch; until then the speed of the last prompt says about how far it is."""
     bar = chat.named("progressbar", "Reading")
-    nothing = {"total": 1000, "cache": 0, "processed": 0, "time_ms": 0}
 
-    def is_reading(stream: Script.Stream) -> Script.Stream:
-        return stream.say({"content": "", "tokens": [], "stop": False, "prompt_progress": nothing})
+    def reports(stream: Script.Stream, total: int, done: int = 0) -> Script.Stream:
+        report = {"total": total, "cache": 0, "processed": done, "time_ms": 20 * done}  # 50 tokens per second
+        return stream.say({"content": "", "tokens": [], "stop": False, "prompt_progress": report})
 
-    stream = is_reading(chat.begin())
-    expect(bar).not_to_have_attribute("max", "1000")  # of no prompt is a speed known: it moves without an end
-    assert bar.evaluate("bar => bar.position") == -1
-    expect(chat.answers).to_contain_text("reading 1,000 tokens")
+    stream = reports(chat.begin(), 200_000)
+    expect(chat.answers).to_contain_text("reading 200,000 tokens")
+    assert bar.evaluate("bar => bar.position") == -1  # of no prompt is a speed known: it moves without an end
+    # the page counts on between reports, so little that it does not matter here
+    for done, left in ((10_000, r"3[78]\d\d"), (50_000, r"29\d\d|3000")):
+        reports(stream, 200_000, done)
+        expect(chat.answers).to_contain_text(re.compile(rf"about ({left}) s left"))
+        assert bar.evaluate("bar => bar.value / bar.max") == pytest.approx(done / 200_000, abs=0.02)
     times = {"prompt_n": 1000, "cache_n": 0, "prompt_per_second": 50.0, "predicted_n": 1, "predicted_per_second": 9.0}
     stream.say("x").end(timings=times)
     chat.finished()
+    expect(bar).to_have_count(0)
     chat.go()  # the speed is kept
-    stream = is_reading(chat.begin())
+    stream = reports(chat.begin(), 1000)
     expect(chat.answers.last).to_contain_text(re.compile(r"about (20|19|18) s left"))
     first = bar.evaluate("bar => bar.position")
     chat.until(lambda: first + 0.03 < bar.evaluate("bar => bar.position") < 0.5)
-    stream.say("x").end()
+    stream.end()
     chat.finished()
 
 
@@ -339,23 +326,22 @@ def test_conversations_are_searched_by_titles_and_texts(chat: Chat, script: Scri
     field = chat.named("searchbox", "Search conversations")
     everything = ["About dogs", "About cats"]
     for text, wanted in (
-        *(("dogs", everything[:1]), ("MEOW", everything[1:]), ("say about", everything), ("lion", everything[1:])),
-        *(("about meow woof", []), ("", everything)),
+        ("MEOW", everything[1:]),
+        ("say about", everything),
+        ("lion", everything[1:]),
+        ("", everything),
     ):
         field.fill(text)
         chat.until(lambda wanted=wanted: chat.titles() == wanted)
-    field.fill("nothing like that")
+    field.fill("about meow woof")
     expect(chat.menu()).to_contain_text("Nothing was found")
 
 
 def test_the_list_is_beside_the_talk_or_in_a_drawer(open_page: Open, script: Script) -> None:
     chat = open_page(script=script)
     chat.talk(("About cats", "meow"))
-    nav = chat.named("navigation", "Conversations")
-    expect(nav).to_be_visible()
-    expect(chat.button("Conversations")).to_have_count(0)
+    expect(chat.named("navigation", "Conversations")).to_be_visible()
     chat.page.set_viewport_size({"width": 360, "height": 740})
-    expect(nav).to_have_count(0)
     drawer = chat.named("dialog", "Conversations")
     chat.button("Conversations").click()
     expect(drawer).to_be_visible()

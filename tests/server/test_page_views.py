@@ -67,7 +67,6 @@ def views(chat: Chat, script: Script) -> Iterator[str]:
     """The page shows one view after another; their names."""
     page = chat.page
     yield "empty"
-    chat.set(longest_answer=24)
     chat.ask(question(30)[0])
     yield "chat"
     chat.tokens(chat.answers)
