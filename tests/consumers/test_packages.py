@@ -8,7 +8,6 @@ A package that is not installed is skipped; `scripts/test --consumers NAME` inst
 from __future__ import annotations
 
 import contextlib
-
 import json
 from typing import Any
 

@@ -19,8 +19,6 @@ import pypcd
 from pypcd.integrations import lm_eval
 from pypcd.settings.formula import log_softmax
 
-ROOT = Path(__file__).parents[2]
-
 # -- how it is found -----------------------------------------------------------------------------------------------------
 
 FAKE = {  # as much of lm_eval 0.4.13 as knows models

@@ -83,7 +83,9 @@ def test_the_cache_changes_no_answer(server: Server, llm: pypcd.Llama) -> None:
         assert cached["timings"]["cache_n"] == len(goes_on) - 1 and alone["timings"]["cache_n"] == 0
         assert told(cached) == told(alone), (prompt, goes_on, floor)
         assert (alone["timings"]["pcd_contrasted"] > 0) == is_contrasted, (goes_on, floor)
-        assert is_contrasted or alone["timings"]["pcd_twins"] <= 1, "by this the page knows, when it goes on from a token"
+        assert is_contrasted or alone["timings"]["pcd_twins"] <= 1, (
+            "by this the page knows, when it goes on from a token"
+        )
         n_other += (entropy_behind(llm, prompt) >= floor) != is_contrasted
     assert n_other >= N_PAIRS // 8, "or this shows nothing"
 
