@@ -389,9 +389,9 @@ def test_code_has_colours_its_language_and_a_button_that_copies_it(chat: Chat, s
 def test_what_is_complete_has_its_colours_and_stays_while_the_rest_is_written(chat: Chat, script: Script) -> None:
     """What is scrolled, selected or about to be clicked in it is not taken away."""
     stream = chat.begin().say("<think>", "Hm.", "</think>", "```js\nconst a = " + "f(1) + " * 200 + "0\n")
-    expect(chat.answers.get_by_text("Hm.")).to_be_hidden()
     box = chat.named("group", "Code: JavaScript", chat.answers)
     expect(chat.answers.locator("pre")).to_contain_text("const a")
+    expect(chat.answers.get_by_text("Hm.")).to_be_hidden()
     expect(chat.answers.locator("pre span")).to_have_count(0)
     stream.say("```\n", "\nOne ", "two")
     expect(chat.answers).to_contain_text("One two")
