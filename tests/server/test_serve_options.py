@@ -118,9 +118,9 @@ def test_an_answer_that_does_not_match_its_format_is_a_fault_of_the_server(tools
 
 
 def test_an_alias_wins_and_is_for_one_model(tiny: Tiny) -> None:
-    with running("--alias", "zeta", pcd="cautious") as server:
-        assert server.names()[0] == "zeta" and "zeta:pcd-cautious" in server.names()
-        assert complete(server, "a", n_predict=1)["model"] == "zeta"
+    with running("-a", "zeta, beta", pcd="cautious") as server:
+        assert server.names()[0] == "beta" and list(server.configs) == ["beta"]
+        assert "beta:pcd-cautious" in server.names() and complete(server, "a", n_predict=1)["model"] == "beta"
     with pytest.raises(OptionError, match=r"--alias is 'zeta', a name for one model; .*models\.ini"):
         Server(model_list.read(["demo", str(tiny("llama"))]), port=0, options=["--alias", "zeta"])
 
