@@ -85,19 +85,6 @@ def test_instructors_answer_is_llamas_and_a_setting_of_the_model_alone_leaves_it
     assert said.splitlines()[-1] == plain and "PCD is off" not in said, "the warning is on stderr"
 
 
-# -- packages that load the model themselves --------------------------------------------------------------------------
-
-
-def test_the_models_rope_is_the_files_and_langchains_own_numbers_change_it(folder: Folder) -> None:
-    needs("langchain_community", "langchain")
-    shown = "print(llm.client.context_params.rope_freq_base, llm.client.n_ctx(), llm.client.n_batch)"
-    text = with_setting(recipe("LangChain"), False)
-    head, _, _ = text.rpartition("\n" + "print(")
-    assert folder.run(f"{head}\n{shown}") == "0.0 2048 512"
-    assert folder.run(f"{head.replace(', **own', '')}\n{shown}") == "10000.0 512 8"
-    assert folder.run(text.replace(", **own", "")) != folder.own(False)  # the demo model's base is 500,000
-
-
 # -- llm --------------------------------------------------------------------------------------------------------------
 
 
@@ -115,13 +102,10 @@ def plugins(folder: Folder, setting: Any) -> str:
     return "".join(part.get("content") or "" for part in parts)
 
 
-def test_the_environment_gives_llms_plugin_pcd_and_without_a_stream_it_stops_in_a_debugger(folder: Folder) -> None:
+def test_the_environment_gives_llms_plugin_pcd(folder: Folder) -> None:
     needs("llm_gguf", "llm")
     answers = [ran(folder, with_setting(recipe("llm", "sh"), setting)) for setting in (False, ON)]
     assert answers == [plugins(folder, False), plugins(folder, ON)] and answers[0] != answers[1]
-    text = recipe("llm", "sh").replace("llm -m", "llm --no-stream -m")
-    done = folder.command(["sh", "-c", text], LLM_USER_PATH=str(folder.path / "llm"))
-    assert "breakpoint()" in done.stdout + done.stderr or "Pdb" in done.stdout + done.stderr
 
 
 def test_llm_with_the_server_has_llamas_answer(folder: Folder, server: Server) -> None:

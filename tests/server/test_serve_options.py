@@ -200,7 +200,7 @@ def meant(given: str) -> Any:
 
 def test_a_text_means_what_it_means_in_python(server: Server) -> None:
     rng, kinds = random.Random(1), {"setting": 0, "off": 0, "refused": 0}
-    texts = ["off", "OFF", "window:relative_top=0.1", "beta=1.5:window=64", *(text(rng) for _ in range(300))]
+    texts = ["off", "OFF", "window:relative_top=0.1", "beta=1.5:window=64", *(text(rng) for _ in range(400))]
     for given in texts:
         wanted = meant(given)
         if isinstance(wanted, Exception):
@@ -215,7 +215,7 @@ def test_a_text_means_what_it_means_in_python(server: Server) -> None:
             own = {name: getattr(wanted, name) for name in VALUES}
             assert {name: got[name] for name in own} == pytest.approx(own), given
         kinds["setting" if wanted else "off"] += 1
-    assert min(kinds.values()) >= 3 and kinds["setting"] > 100 and kinds["refused"] > 100, kinds
+    assert min(kinds.values()) >= 3 and kinds["setting"] > 90 and kinds["refused"] > 90, kinds
 
 
 def test_a_text_is_a_whole_setting_and_an_object_a_change() -> None:
