@@ -52,6 +52,8 @@ _MOVED = {
     "--sequences": "left the package; one text is measured at a time",
     "--data": "left the package, and so did the tasks that it was for; --task says what asks their questions now",
     "--all": "left the package; name the methods with --method",
+    "--picture": f"{_LEFT}.one_answer MODEL --out FILE",
+    "--html": "left the package; --json has all of it, and the page of 'pypcd serve' shows tokens with their candidates",
 }
 
 
@@ -165,7 +167,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         args.server_options = of_server
     if unknown and name is not None:
         command, word = commands[name], unknown[0].partition("=")[0]
-        if name in ("eval", "tune", "bench") and word in _MOVED:
+        if name in ("eval", "tune", "bench", "explain") and word in _MOVED:
             command.error(f"{word} {_MOVED[word]}")
         if not word.startswith("-"):
             command.error(f"unexpected argument {unknown[0]!r}")

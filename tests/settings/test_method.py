@@ -93,15 +93,10 @@ def test_contrast_is_equation_6_with_ties_to_the_lower_id(
     n, got = c_contrast(first, second, beta, gamma, relative_top)
     assert n == kept.sum()
     assert got.tolist() == wanted.tolist()  # small integers and halves are exact in float32
+    n, got = c_contrast(first, None, beta, gamma, relative_top)  # without L* the plausible logits stay
+    assert n == kept.sum() and got.tolist() == np.where(kept, first, -np.inf).tolist()
     n, got = c_contrast(first, second, beta, gamma, relative_top, BEHIND)
     assert n == kept.sum() and got.tolist() == reference.behind(wanted, first).tolist()
-
-
-@given(logits, st.integers(1, 45))
-def test_without_a_second_row_the_plausible_logits_stay(rows: list[tuple[int, int]], gamma: int) -> None:
-    first = np.array(rows, np.float64)[:, 0]
-    n, got = c_contrast(first, None, 2.5, gamma, 0.0)
-    assert n == min(gamma, len(first)) and got[np.isfinite(got)].tolist() == first[np.isfinite(got)].tolist()
 
 
 def c_noise(seed: int, pos: int, layer: int, n_rot: int, sigma: float, band: str) -> np.ndarray:
@@ -165,14 +160,6 @@ def test_excluded_tokens_are_improbable_in_their_order_and_within_reach_of_a_bia
             assert (np.diff(row[rest][order]) <= 0).all()
             assert row.max() - 60.01 < row[rest].max() < row.max() - 59.99
             assert row[rest].min() + 100 > row.max()
-
-
-def test_a_whole_vocabulary_of_excluded_tokens_has_no_weight_at_temperature_2() -> None:
-    first = np.full(150_000, 3.0, np.float32)
-    first[7] = 3.5
-    n, got = c_contrast(first, first, 1.0, 1, 0.0, BEHIND)
-    p = np.exp((got.astype(float) - got.max()) / 2)
-    assert n == 1 and 0 < p.sum() - p[7] < 1e-7
 
 
 MASKS = [-np.inf, np.nan, -3.4e38, -1e31, np.inf, 3.4e38]
@@ -241,11 +228,7 @@ def test_log_probabilities_sum_to_one_even_of_large_logits_and_excluded_tokens()
 @pytest.mark.parametrize(
     "row, gold, wanted",
     [
-        ([3, 2, 1], [0], 1),
-        ([3, 2, 1], [2], 3),
-        ([2, 2, 2], [2], 1),  # none is strictly above
         ([5, 2, 2, 2], [3], 2),  # ties do not count
-        ([5, 4, 2, 4], [1], 2),
         ([5, 4, 3, 2], [3, 1], 2),  # the better of two gold tokens
         ([1, float("-inf"), 0, float("-inf")], [1], 3),
         ([3, 1, 3, 2], 1, 4),
