@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import run_python
+from serving import ask, within
 
 import pypcd
+from pypcd.llama import machine
 
 for package in ("fastapi", "starlette_context", "sse_starlette", "uvicorn", "pydantic_settings"):
     pytest.importorskip(package, reason="llama_cpp.server needs it: pip install 'llama-cpp-python[server]'")
@@ -30,65 +29,33 @@ PROMPT = "bada what? The value of the third key is not here, and neither is the 
 
 
 class Server:
+    """A process of it, of which `ask` needs the port."""
+
     def __init__(self, log: Path, *models: Path, **environment: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self.port = machine.free_port("127.0.0.1", 0)
         settings = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "chat_format": "chatml", "verbose": False}
-        config = {
-            "host": "127.0.0.1",
-            "port": int(self.url.rpartition(":")[2]),
-            "models": [{"model": str(path), "model_alias": path.stem, **settings} for path in models],
-        }
+        of_models = [{"model": str(path), "model_alias": path.stem, **settings} for path in models]
         file = log.with_suffix(".json")
-        file.write_text(json.dumps(config), encoding="utf-8")
-        path = os.pathsep.join(p for p in sys.path if p)
-        self.log = log.open("w")
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", START, "--config_file", file],
-            env={**os.environ, "PYTHONPATH": path, **environment},
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            self.wait(log)
-        except BaseException:
-            self.stop()
-            raise
+        file.write_text(json.dumps({"host": "127.0.0.1", "port": self.port, "models": of_models}), encoding="utf-8")
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **environment}
+        command = [sys.executable, "-c", START, "--config_file", file]
+        with log.open("w") as out:
+            self.process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
+        assert within(lambda: self.process.poll() is not None or self.answers()), log.read_text()
+        assert self.process.poll() is None, log.read_text()
 
-    def wait(self, log: Path) -> None:
-        for _ in range(600):
-            assert self.process.poll() is None, log.read_text()
-            try:
-                self.get("/v1/models")
-                return
-            except OSError:  # also a connection that is reset
-                time.sleep(0.1)
-        raise AssertionError(log.read_text())
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(30)
-        self.log.close()
-
-    def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
-            return json.load(answer)
+    def answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            return ask(self, "/v1/models")[0] == 200
+        return False
 
     def post(self, path: str, **body: Any) -> tuple[int, Any]:
-        request = urllib.request.Request(
-            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                text = answer.read().decode()
-                if not body.get("stream"):
-                    return answer.status, json.loads(text)
-                lines = [line.partition(": ")[2] for line in text.splitlines() if line.startswith("data: ")]
-                assert lines[-1] == "[DONE]", text
-                return answer.status, [json.loads(line) for line in lines[:-1]]
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
+        status, answer = ask(self, path, body)
+        if status != 200 or not body.get("stream"):
+            return status, answer
+        lines = [line.partition(": ")[2] for line in answer.splitlines() if line.startswith("data: ")]
+        assert lines[-1] == "[DONE]", answer
+        return status, [json.loads(line) for line in lines[:-1]]
 
     def complete(self, stream: bool = False, **body: Any) -> str:
         return written(self.answered("/v1/completions", prompt=PROMPT, stream=stream, **body))
@@ -121,7 +88,8 @@ def server(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     log = tmp_path_factory.mktemp("server") / "log"
     started = Server(log, tiny("llama"), tiny("mamba"), PYPCD=DEFAULT)
     yield started
-    started.stop()
+    started.process.terminate()
+    started.process.wait(30)
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +138,14 @@ def test_without_install_it_is_llama_cpps_own_and_with_it_the_types_are_left_as_
         print(app.CreateCompletionRequest is types.CreateCompletionRequest, before == vars(types))"""
     assert said_by(code, "no") == "True True\n"
     assert said_by(code, "installed") == "False True\n"
+
+
+def test_an_installation_that_comes_too_late_says_so() -> None:
+    code = """if True:
+        import warnings, pypcd
+        import llama_cpp.server.app
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            pypcd.install()
+        print(*[w.message for w in seen])"""
+    assert said_by(code) == 'llama_cpp.server passes over "pcd" in requests: it was imported before pypcd.install()\n'
