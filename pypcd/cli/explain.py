@@ -8,11 +8,11 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from rich.cells import set_cell_size
+from rich.cells import cell_len, set_cell_size
 
 from pypcd import PCDAnswer, PCDConfig, PCDError, files
 from pypcd.cli import _loading, _options, _terminal
-from pypcd.cli._text import cells, wrap
+from pypcd.cli._text import wrap
 from pypcd.cli.eval import DEFAULT_N
 from pypcd.cli.generate import read_prompt
 from pypcd.decode import Session
@@ -257,9 +257,9 @@ def _percent(p: float) -> str:
 
 
 def _cut(text: str, columns: int) -> str:
-    if cells(text) <= columns:
+    if cell_len(text) <= columns:
         return text
-    while cells(text) > columns - 2:
+    while cell_len(text) > columns - 2:
         text = text[:-1]
     return text + ".."
 
