@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["aligned", "columns", "paragraph", "table"]
 
 
+_NARROWEST = 24  # of a column that is folded: a figure with its interval is not
+
+
 def columns() -> int | None:
     """How wide a result on stdout may be; None for a file or a pipe, which has no width."""
     return _terminal.width() if sys.stdout.isatty() or os.environ.get("COLUMNS") else None
@@ -29,8 +32,8 @@ def paragraph(text: str, width: int | None = None) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], width: int | None) -> str:
-    """Columns side by side, with the words of a head on several lines if its cells are narrower. If the columns do not fit, each row is
-    a list of its cells.
+    """Columns side by side, with the words of a head on several lines if its cells are narrower. If the columns do not fit, the widest is
+    folded; if it would be too narrow then, each row is a list of its cells.
 
     Args:
         right: for each column whether it is aligned to the right.
@@ -47,9 +50,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bo
         box=box.Box("    \n    \n -  \n" + "    \n" * 5), show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )
     widths = [max(map(cell_len, (*name.split(), *cells))) for name, *cells in zip(head, *rows)]
-    if sum(widths) + 2 * (len(widths) - 1) <= console.width:
+    excess = sum(widths) + 2 * (len(widths) - 1) - console.width
+    widest = widths.index(max(widths))
+    if excess <= max(widths[widest] - _NARROWEST, 0):
+        widths[widest] -= max(excess, 0)
         for name, is_right, n in zip(head, right, widths):
-            made.add_column(Text(name), justify="right" if is_right else "left", width=n)
+            made.add_column(Text(name), justify="right" if is_right else "left", width=n, overflow="fold")
         for row in rows:
             made.add_row(*map(Text, row))
         return _shown(console, made)
