@@ -77,7 +77,7 @@ def n_held(llm: pypcd.Llama, prompt: Sequence[int]) -> int:
 def go_back(llm: pypcd.Llama, n: int) -> None:
     """Forget what is behind the first n tokens."""
     llm.n_tokens = min(llm.n_tokens, n)
-    if not engine.rewind(llm, llm.n_tokens):  # a recurrent state cannot
+    if not engine.rewind(llm, llm.n_tokens, 0):  # a recurrent state cannot
         llm.reset()
 
 

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
-from pypcd import errors
-from pypcd.cli import _generation, _options, _table, _terminal, _text, info, main
-from pypcd.cli._conversation import Conversation, _text_of
+from pypcd import engine, errors
+from pypcd.cli import _generation, _options, _reading, _table, _terminal, _text, info, main
+from pypcd.cli._conversation import Conversation, _text_of, never
 from pypcd.cli._generation import ContextFull, Figures, Generation
 from pypcd.cli.chat import COMMANDS, Chat
 from pypcd.decode import Replay, Session
@@ -280,6 +280,38 @@ def test_an_answer_that_was_stopped_before_it_began_says_nothing_of_the_one_befo
         sampling = _options.GenerationSettings(max_tokens=12)
         stopped = Generation(llm, llm.tokenize(b"ba " * 100), sampling, stopped=lambda: True)
         assert list(stopped) == [] and stopped.figures.answer == pypcd.PCDAnswer()
+
+
+def test_a_batch_that_was_stopped_leaves_nothing_in_a_state_that_cannot_go_back(tmp_path):
+    """Of a batch of several parts the first ones are in the state when it is stopped."""
+    path = str(write_tiny_gguf(tmp_path / "mamba.gguf", "mamba", n_layer=2))
+    calls: list[int] = []
+    with opened(path, n_batch=64, n_ubatch=16) as llm:
+        prompt = llm.tokenize(b"ba " * 100)[:64]
+
+        def stop_after(n: int) -> float:
+            """Reads the prompt until so many nodes are computed; a logit after one more token."""
+            llm.reset()
+            calls.clear()
+            with _reading.evaluating(llm, lambda: calls.append(1) or len(calls) > n):
+                llm.eval(prompt)
+            llm.eval(prompt[:1])
+            return float(engine.rows(llm, 1)[0, 0])
+
+        whole = stop_after(10**9)
+        half = len(calls) // 2
+        assert half > 10
+        assert stop_after(half) == stop_after(0) != whole, "as if the batch had not begun"
+
+
+def test_what_a_state_that_cannot_go_back_had_read_is_not_counted_as_kept(tmp_path):
+    path = str(write_tiny_gguf(tmp_path / "mamba.gguf", "mamba", n_layer=2))
+    with opened(path) as llm:
+        prompt, other = llm.tokenize(b"ab ab ab"), llm.tokenize(b"ab ab cd cd")
+        assert _reading.read(llm, prompt, len(prompt), never).n_cached == 0
+        assert _reading.n_held(llm, other) > 2
+        assert _reading.read(llm, other, len(other), never).n_cached == 0
+        assert _reading.read(llm, [*other, 5], len(other) + 1, never).n_cached == len(other)
 
 
 def test_which_messages_have_no_passages(session):
