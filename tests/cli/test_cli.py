@@ -14,6 +14,7 @@ import sys
 import unicodedata
 from pathlib import Path
 
+import llama_cpp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
-from pypcd import engine, errors
+from pypcd import errors
 from pypcd.cli import _generation, _options, _reading, _table, _terminal, _text, info, main
 from pypcd.cli._conversation import Conversation, _text_of, never
 from pypcd.cli._generation import ContextFull, Figures, Generation
@@ -284,24 +285,27 @@ def test_an_answer_that_was_stopped_before_it_began_says_nothing_of_the_one_befo
 
 def test_a_batch_that_was_stopped_leaves_nothing_in_a_state_that_cannot_go_back(tmp_path):
     """Of a batch of several parts the first ones are in the state when it is stopped."""
-    path = str(write_tiny_gguf(tmp_path / "mamba.gguf", "mamba", n_layer=2))
+    path = str(write_tiny_gguf(tmp_path / "mamba.gguf", "mamba", n_layer=2, seed=3))
     calls: list[int] = []
     with opened(path, n_batch=64, n_ubatch=16) as llm:
-        prompt = llm.tokenize(b"ba " * 100)[:64]
+        prompt = llm.tokenize(b"ba ab cd " * 100)[:60]
 
-        def stop_after(n: int) -> float:
-            """Reads the prompt until so many nodes are computed; a logit after one more token."""
+        def answer(n: int) -> tuple[str, str]:
+            """One that is stopped once n nodes of its prompt's second batch are computed, and the same answered to its end."""
             llm.reset()
+            llm.eval(prompt[:8])
             calls.clear()
-            with _reading.evaluating(llm, lambda: calls.append(1) or len(calls) > n):
-                llm.eval(prompt)
-            llm.eval(prompt[:1])
-            return float(engine.rows(llm, 1)[0, 0])
+            sampling = _options.GenerationSettings(max_tokens=12)
+            stopped = Generation(llm, prompt, sampling, stopped=lambda: calls.append(1) or len(calls) > n)
+            text = "".join(stopped)
+            end = llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(llm._ctx.ctx), 0)
+            assert end == llm.n_tokens - 1, "nothing is left of it that is not known"
+            return text, "".join(Generation(llm, prompt, sampling))
 
-        whole = stop_after(10**9)
+        whole, _ = answer(10**9)
         half = len(calls) // 2
-        assert half > 10
-        assert stop_after(half) == stop_after(0) != whole, "as if the batch had not begun"
+        assert half > 10 and len(whole) > 5
+        assert answer(half) == answer(0) == ("", whole), "as if the batch had not begun"
 
 
 def test_what_a_state_that_cannot_go_back_had_read_is_not_counted_as_kept(tmp_path):
