@@ -34,7 +34,6 @@ from pypcd.document import Document
 from pypcd.engine._results import Change
 from pypcd.evaluation import executors
 from pypcd.prompt import Prompt, chat_tokens
-from pypcd.settings.formula import rho
 
 ENV = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "GGML_NO_BACKTRACE": "1", "PYTHONUTF8": "1"}
 TIMEOUT = 60  # for one expectation, on a machine that is busy
@@ -751,8 +750,6 @@ def test_info(model, run_here):
     assert 1 <= machine["threads"] and 1 <= machine["threads_batch"] and machine["threads_why"]
     assert (rope["base"], rope["n_rot"], rope["frequencies"]) == (10000, 16, 8)
     assert rope["turned"] == 7  # all but the fastest, which keeps its angle
-    assert rope["wavelengths"][0] == pytest.approx(6.2832, abs=1e-4)
-    assert rope["wavelengths"][-1] / rope["wavelengths_over_rotated"][-1] == pytest.approx(rho(16)[-1])
     assert record["model"]["pcd"] == "yes"
     assert [c["passed"] for c in record["self_test"]["checks"]] == [True] * 4
     machine["idle_backends"] = ["CUDA"]
