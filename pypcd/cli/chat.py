@@ -13,6 +13,7 @@ from typing import Any
 from pypcd import PCDError
 from pypcd.cli import _keyboard, _loading, _options, _terminal
 from pypcd.cli._conversation import SPACE, Conversation, documents_in
+from pypcd.cli._generation import Generation
 from pypcd.cli._terminal import say
 from pypcd.cli._text import counted, sentence, wrap
 from pypcd.decode import Replay
@@ -184,7 +185,7 @@ class Chat:
             say(f"values that are not the paper's: {values}" if values else PRESETS["paper"].what)
 
     def do_compare(self, _: str) -> None:
-        answers = []
+        answers: list[tuple[str, Generation]] = []
         with _terminal.interruptible() as stopped:
             for title, answer in self.session.compare(stopped):
                 if self.as_json:

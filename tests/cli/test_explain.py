@@ -10,6 +10,7 @@ import html.parser
 import numpy as np
 import pytest
 from conftest import F32, SMALL, contrasted, rounding_of
+from rich.cells import cell_len
 from tiny_gguf import write_tiny_gguf
 
 import pypcd
@@ -182,7 +183,7 @@ STEPS = [
 def test_tables_fit_their_terminal_and_cannot_drive_it(columns: int) -> None:
     for step in STEPS:
         text = table(step, columns)
-        assert all(_text.cells(line) <= columns for line in text.split("\n"))
+        assert all(cell_len(line) <= columns for line in text.split("\n"))
         assert _text.clean(text) == text and "\x1b" not in text
         assert "25.0%" in text and "12.5%" in text
     wide = table(STEPS[0], 80).split("\n")

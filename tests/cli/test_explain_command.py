@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from rich.cells import cell_len
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
-from pypcd.cli import _terminal, _text, main
+from pypcd.cli import _terminal, main
 from pypcd.cli import explain as explain_command
 from pypcd.evaluation import ModelTokenizer
 from pypcd.evaluation.tasks.kv import KV_SHORT
@@ -33,7 +34,7 @@ def test_explain_in_text_json_and_html(capsys, tmp_path, monkeypatch) -> None:
     prompt.write_text(SAMPLE.prompt.text + "\n")
     options = ("explain", "demo", "--threads=1", "--max-tokens=8", f"--gold={SAMPLE.answers[0]}")
     text = run(capsys, *options, "-f", str(prompt), "--html", str(page))
-    assert max(map(_text.cells, text.splitlines())) <= 40
+    assert max(map(cell_len, text.splitlines())) <= 40
     assert "token 1  " in text and ">*" in text and '"(end)"' not in text
     record = json.loads(run(capsys, *options, "-p", SAMPLE.prompt.text, "--json"))
     assert record["text"].strip() == SAMPLE.answers[0] and record["gold"] == SAMPLE.answers[0]
@@ -54,7 +55,7 @@ def test_explain_draws_the_token_that_plain_decoding_would_not_write(capsys, tmp
     )
     monkeypatch.setattr(_plots, "save", lambda figure, path: seen.update(path=path))
     capsys.readouterr()
-    assert main(["demo", "--question", "215"]) == 0
+    assert main(["demo", "215"]) == 0
     captured = capsys.readouterr()
     right = captured.err.split("right value is ")[1].split(",")[0]
     options = ("--threads=1", "--max-tokens=8", f"--gold={right}", "--picture", str(tmp_path / "a.png"))
