@@ -209,7 +209,7 @@ class _Context:
 
     def _set_to(self, config: PCDConfig | None) -> contextlib.AbstractContextManager[None]:
         """Second keys stay, for the methods that have them: assigning llm.pcd would free them for a setting that needs none."""
-        return self.llm._pcd_set_to(False if config is None else config)
+        return self.llm._pcd_set_to(config)
 
     def _ask(self, what: str, *args: Any) -> float:
         """Call a function of the stock process's Text."""

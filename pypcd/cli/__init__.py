@@ -54,6 +54,8 @@ _MOVED = {
     "--all": "left the package; name the methods with --method",
     "--question": "is written without its name: pypcd demo K",
     **dict.fromkeys(("--n", "--pcd"), "left pypcd demo; pypcd eval demo measures, with --n and --method pcd:SETTING"),
+    "--picture": f"{_LEFT}.one_answer MODEL --out FILE",
+    "--html": "left the package; --json has all of it, and the page of 'pypcd serve' shows tokens with their candidates",
 }
 
 
@@ -167,7 +169,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         args.server_options = of_server
     if unknown and name is not None:
         command, word = commands[name], unknown[0].partition("=")[0]
-        if name in ("eval", "tune", "bench", "demo") and word in _MOVED:
+        if name in ("eval", "tune", "bench", "demo", "explain") and word in _MOVED:
             command.error(f"{word} {_MOVED[word]}")
         if not word.startswith("-"):
             command.error(f"unexpected argument {unknown[0]!r}")

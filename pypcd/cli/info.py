@@ -17,7 +17,7 @@ from pypcd.cli import _loading, _options, _terminal
 from pypcd.decode import Session
 from pypcd.decode.replay import attention
 from pypcd.gguf import DEMO_MODEL, read_gguf, resolve_model
-from pypcd.llama.machine import backends, devices, has_gpu, total_memory
+from pypcd.llama.machine import devices, has_gpu, total_memory
 from pypcd.llama.threads import best_threads, width_of
 from pypcd.prompt import Prompt
 from pypcd.settings import formula
@@ -77,7 +77,7 @@ def machine_facts(path: str | None) -> dict[str, Any]:
     """
     threads = best_threads(width_of(path, {"n_gpu_layers": 0}) if path else _WIDTH)
     amx = engine.configure_amx()
-    features = engine.cpu_features()
+    features, backends = engine.cpu_features(), engine.backends()
     return {
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "threads": threads.decode,
@@ -85,8 +85,9 @@ def machine_facts(path: str | None) -> dict[str, Any]:
         "threads_why": threads.why,
         "memory": total_memory(),
         "gpu_offload": has_gpu(),
-        "backends": backends(),
-        "idle_backends": engine.idle_backends(),
+        "backends": list(backends),
+        # RPC has none until servers are named
+        "idle_backends": [name for name, n in backends.items() if n == 0 and name != "RPC"],
         "devices": devices(),
         "cpu_features": features,
         "amx": f"{'on' if amx.on else 'off' if amx.exists else 'none'}: {amx.why}",

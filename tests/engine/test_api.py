@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
+import c_functions
 import llama_cpp
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def test_nor_one_that_was_copied_there_while_pcd_is_on(native: Native) -> None:
 @pytest.mark.parametrize("combine", [True, False])
 def test_a_contrasted_row_lives_until_the_next_decode(combine: bool, native: Native) -> None:
     context = native("llama")
-    params = _native.pcd_default_params()
+    params = c_functions.pcd_default_params()
     params.combine = combine
     assert _native.pcd_set(context.ctx, ctypes.byref(params), None, 0) == _native.OK
     decode_in([context], TOKENS[:9], out=[7, 8])
@@ -106,10 +107,10 @@ def test_the_rows_of_a_long_prompt_are_freed(native: Native) -> None:
 
 
 def test_an_offset_between_limits_that_are_turned_around_is_none() -> None:
-    assert _native.pcd_offset(1, 2, 1, 0) == 0
-    assert _native.pcd_offset(1, 2, 2**31 - 1, -(2**31)) == 0
-    assert {_native.pcd_offset(1, i, -1, 1) for i in range(50)} == {-1, 0, 1}
-    widest = [_native.pcd_offset(1, i, -(2**31), 2**31 - 1) for i in range(50)]
+    assert c_functions.pcd_offset(1, 2, 1, 0) == 0
+    assert c_functions.pcd_offset(1, 2, 2**31 - 1, -(2**31)) == 0
+    assert {c_functions.pcd_offset(1, i, -1, 1) for i in range(50)} == {-1, 0, 1}
+    widest = [c_functions.pcd_offset(1, i, -(2**31), 2**31 - 1) for i in range(50)]
     assert min(widest) < -(2**29) and max(widest) > 2**29
 
 

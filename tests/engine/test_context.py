@@ -162,8 +162,6 @@ def test_a_closed_model_is_an_error_everywhere_and_no_crash(tiny: Tiny) -> None:
         lambda: engine.row(llm),
         lambda: engine.rewind(llm, 0),
         lambda: engine.copy_sequence(llm, 0, 1),
-        lambda: engine.shift(llm, 0, 0, 1, 1),
-        lambda: engine.can_shift(llm),
         lambda: engine.set_abort(llm, lambda: True),
         lambda: engine.is_end(llm, 1),
         lambda: engine.token_bytes(llm, 1),

@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import c_functions
 import llama_cpp
 import numpy as np
 import pytest
@@ -166,7 +167,7 @@ def test_embeddings_that_are_left_plain_have_a_second_stream(native: Native) -> 
 
 def c_entropy(row: Any) -> float:
     row = np.ascontiguousarray(row, np.float32)
-    return _native.pcd_entropy(row.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), len(row))
+    return c_functions.pcd_entropy(row.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), len(row))
 
 
 @pytest.mark.parametrize(

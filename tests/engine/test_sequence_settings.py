@@ -8,6 +8,7 @@ import ctypes
 import itertools
 from typing import Any
 
+import c_functions
 import llama_cpp
 import numpy as np
 import pytest
@@ -194,7 +195,7 @@ def test_a_sequence_or_a_value_that_cannot_be_is_refused_at_once(
 ) -> None:
     """A value by the context, too."""
     context, error = native("llama", {} if is_on else None), ctypes.create_string_buffer(500)
-    params = _native.pcd_default_params()
+    params = c_functions.pcd_default_params()
     for name, value in own.items():
         setattr(params, name, value)
     of_the_context = [(_native.pcd_set,), (_native.pcd_check,)] if own else []

@@ -33,6 +33,7 @@ from tiny_gguf import ATTENTION_ARCHS, HYBRID_ARCHS
 
 import pypcd
 from pypcd import engine
+from pypcd.engine._calls import batch_of
 
 pytestmark = on_stock
 beside_native = pytest.mark.skipif(not engine.is_native(), reason="this process has the stock library")
@@ -127,6 +128,20 @@ def test_several_sequences_at_once(tiny: Tiny, load: Load) -> None:
     for ours, theirs in zip(*rows):
         close(ours.standard, theirs.standard, limit)
         close(ours.local, theirs.local, limit)
+
+
+def test_a_token_of_several_sequences_stays_in_all_of_them(tiny: Tiny, load: Load) -> None:
+    """Fused, it is evaluated in a batch of the engine's own."""
+    llm = load(tiny("llama"), {**WINDOW, "evaluation": "fused"}, engine="stock", n_seq_max=2)
+    llm.eval(TOKENS[:20])
+    engine.copy_sequence(llm, 0, 1)
+    with batch_of([(TOKENS[20], 20, [0, 1], True)]) as batch:
+        assert llama_cpp.llama_decode(llm.ctx, batch) == 0
+        assert engine.rewind(llm, 20)
+        assert llm._ctx.stock.decode(batch) == 0
+    memory = llama_cpp.llama_get_memory(llm.ctx)
+    assert [llama_cpp.llama_memory_seq_pos_max(memory, seq) for seq in range(2)] == [20, 20]
+    assert llm.pcd_stats().n_fused == 1
 
 
 # -- the same work as the native engine, whatever is done ------------------------------------------------------------

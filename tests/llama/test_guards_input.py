@@ -239,19 +239,3 @@ def test_a_form_of_answers_without_a_schema_is_an_error(given: Any, tiny: Tiny, 
     llm = load(tiny("llama", chat_template=CHAT_TEMPLATE), False)
     with pytest.raises(ValueError, match=r"response_format is .*; allowed"):
         llm.create_chat_completion([{"role": "user", "content": "abc"}], response_format=given)
-
-
-def test_latent_keys_in_blocks_are_not_moved(tiny: Tiny) -> None:
-    """llama.cpp says that it can, and ends the process at the next evaluation."""
-    lines = run(
-        tiny("deepseek2"),
-        """
-from pypcd import engine
-for kwargs in ({"type_k": 8, "type_v": 8, "flash_attn": True}, {}):
-    llm = new(**kwargs); llm.eval(list(range(5, 40))); engine.rewind(llm, 30)
-    print(engine.can_shift(llm)); said(lambda: engine.shift(llm, 0, 6, 30, 3))""",
-    )
-    assert lines[0] == "False" and lines[1].startswith(
-        "PCDError: the keys of this context are stored in blocks (type_k=8)"
-    )
-    assert lines[2:] == ["True", "returned None"]

@@ -72,9 +72,6 @@ def test_an_old_spellings_error_names_one_that_means_the_same(
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("beta=1.5,window=64", "beta=1.5:window=64"),
-        ("beta=1.5 window=64", "beta=1.5:window=64"),
-        ("window,relative_top=0.1", "window:relative_top=0.1"),
         ("window, window=8", "window:window=8"),
         ("cautious beta=2,gamma=10", "cautious:beta=2:gamma=10"),
         ("beta=1.5,", "beta=1.5"),
@@ -87,21 +84,9 @@ def test_old_spellings(old: str, new: str, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == f"pypcd: pcd is {old!r}; allowed: words joined by colons; write {new}\n"
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("pcd:beta=1.5 window=64", "pcd:beta=1.5:window=64"),
-        ("pcd cautious", "pcd:cautious"),
-        ("beam:4 length_penalty=0.5", "beam:4:length_penalty=0.5"),
-    ],
-)
-def test_methods_have_the_same_spelling(old: str, new: str) -> None:
-    with pytest.raises(ValueError, match=f"write {new}$"):
-        parse(old)
-    parse(new)
-
-
-def test_a_comma_within_a_method_is_explained() -> None:
+def test_methods_have_the_same_spelling() -> None:
+    with pytest.raises(ValueError, match="write pcd:beta=1.5:window=64$"):
+        parse("pcd:beta=1.5 window=64")
     with pytest.raises(ValueError, match="no method 'window=64', a value follows its method and a colon"):
         parse("window=64")  # what is left of pcd:beta=1.5,window=64, since commas stand between methods
 
@@ -164,13 +149,7 @@ def test_a_setting_is_shown_as_the_nearest_preset_and_what_differs() -> None:
         assert PCDConfig.preset(name) == PCDConfig.resolve(name)
         assert typed(PCDConfig.preset(name)) == name
     assert typed(None) == "off"
-    for shown in (
-        "paper:beta=1.5",
-        "cautious:beta=2.0",
-        "window:relative_top=0.1",
-        "cautious:window=64",
-        "blog:gamma=30",
-    ):
+    for shown in ("paper:beta=1.5", "cautious:window=64", "blog:gamma=30"):
         assert typed(PCDConfig.resolve(shown)) == shown
     likest = PCDConfig.preset("window").replace(beta=1.5, relative_top=0.1)  # cautious, but for its kind of twin
     assert "perturbation" not in typed(likest)
@@ -178,10 +157,7 @@ def test_a_setting_is_shown_as_the_nearest_preset_and_what_differs() -> None:
         PCDConfig.preset("windw")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["beam", "control", "cad", "dola-low", "pcd+beam", "rephrase", "sample", "pcd:cautious+rephrase", "greedy+cad"],
-)
+@pytest.mark.parametrize("name", ["control", "sample", "pcd:cautious+replay"])
 def test_a_setting_is_not_found_in_other_methods(name: str) -> None:
     with pytest.raises(
         ValueError, match=f"method is {re.escape(repr(name))}.*; allowed: greedy, pcd; pcd with any setting"

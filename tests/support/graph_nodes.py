@@ -3,7 +3,7 @@
 Graphs are read where llama.cpp hands them to ggml's scheduler, by a small library that is preloaded into a process of its own
 (graph_nodes.c). The graphs are those of a device with memory of its own, computed on the CPU. Knows nothing of backends.
 
-    python tests/support/graph_nodes.py    # in an environment with pypcd and a C compiler: the operations of docs/lab/backends.md, with the types of operands
+    python tests/support/graph_nodes.py    # in an environment with pypcd and a C compiler: these operations, with the types of operands
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CACHES = {
     "q8_0 flash": ("q8_0", "q8_0", True),
 }
 
-# Each mode as the docs call it, and the settings that are tried in it.
+# Each mode, and the settings that are tried in it.
 MODES: dict[str, list[dict[str, Any]]] = {
     "rerotated": [{}, {"window": 20}, {"type_k_over": "q8_0"}],
     "shared": [{"cache": "shared"}],
@@ -188,7 +188,7 @@ def run(folder: Path) -> dict[str, list[str]]:
 
 
 def table(nodes: dict[str, list[str]]) -> list[tuple[str, str, str]]:
-    """(operation, its types, modes) for each operation, as the docs show it."""
+    """(operation, its types, modes) for each operation."""
     grouped: dict[str, list[str]] = defaultdict(list)
     modes: dict[str, set[str]] = defaultdict(set)
     for node, found in nodes.items():
