@@ -385,7 +385,7 @@ def _report(args: argparse.Namespace, task: str, setting: str, table: Sequence[S
                 "does not; difference: of S(L) to greedy, with its 95% interval"
             ),
             "",
-            _table.table(head, rows, [name not in ("method", "difference") for name in head], 2, _table.columns()),
+            _table.table(head, rows, [name not in ("method", "difference") for name in head], _table.columns()),
             "",
             _table.paragraph(NOT_SHOWN),
         )

@@ -120,7 +120,7 @@ def _text(rows: Sequence[Measurement]) -> str:
         for row in rows
     ]
     right = [False] + [True] * (len(head) - 1)
-    return f"{rows[0].n_past} tokens\n\n{_table.table(head, cells, right, 1, _table.columns())}"
+    return f"{rows[0].n_past} tokens\n\n{_table.table(head, cells, right, _table.columns())}"
 
 
 def _costs(rows: Sequence[Measurement]) -> list[str]:

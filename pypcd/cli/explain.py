@@ -162,7 +162,7 @@ def table(step: Step, width: int | None, *, is_adaptive: bool = False) -> str:
         title += f"   strength of the contrast: beta {step.beta:.2f}"
     head = ("", "token", "L", "L*", "PCD", "rank")
     is_right = (False, False, True, True, True, False)
-    return _table.paragraph(title, width) + "\n" + _table.table(head, [*map(_row, step.candidates)], is_right, 2, width)
+    return _table.paragraph(title, width) + "\n" + _table.table(head, [*map(_row, step.candidates)], is_right, width)
 
 
 def _row(c: Candidate) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import json
 import sys
 
 from pypcd.cli import _loading, _options, _terminal
-from pypcd.cli._generation import REPEATS, ContextFull, Generation
+from pypcd.cli._generation import ContextFull, Generation
 from pypcd.errors import InputError
 
 
@@ -62,6 +62,4 @@ def run(args: argparse.Namespace) -> int:
         if generation.text or not sys.stdout.isatty():
             _terminal.write("\n")
         _terminal.say(figures.line())
-        if figures.repeats and not sampling.has_remedy:
-            _terminal.say(REPEATS.format("--repeat-penalty 1.1", "--temp 0.8"))
     return 130 if figures.finish_reason == "interrupted" else 0

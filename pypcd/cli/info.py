@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import llama_cpp
-import numpy as np
 
 import pypcd
 from pypcd import PCDConfig, PCDError, engine, library
@@ -116,19 +115,12 @@ def model_facts(llm: pypcd.Llama) -> dict[str, Any]:
             "factor": factor,
             "factor_tensor": file.has_rope_factors,
         }
-        turned = formula.rho(n_rot)
-        # YaRN leaves short wavelengths alone and stretches long ones; only linear scaling stretches all
-        stretch = factor if scaling["type"] == "linear" else 1.0
-        before = stretch * 2 * np.pi / formula.frequencies(n_rot, base)
         facts["rope"] = {
             "base": base,
             "n_rot": n_rot,
             "scaling": scaling,
             "frequencies": n_rot // 2,
-            "turned": int((turned > 1.01).sum()),
-            "rho": turned.tolist(),
-            "wavelengths": before.tolist(),
-            "wavelengths_over_rotated": (before / turned).tolist(),
+            "turned": int((formula.rho(n_rot) > 1.01).sum()),
         }
     for name, config in (("pcd", PCDConfig()), ("window", PCDConfig.preset("window"))):
         facts[name] = engine.pcd_refusal(llm, config) or "yes"

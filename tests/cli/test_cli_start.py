@@ -49,8 +49,7 @@ def test_only_the_chosen_command_is_imported(command: str) -> None:
     new = imported(command, "--help")
     assert f"pypcd.cli.{command}" in new
     assert not {f"pypcd.cli.{name}" for name in COMMANDS} & new - {f"pypcd.cli.{command}"}
-    others = ("pypcd.evaluation",) if command == "chat" else ("pypcd.evaluation", "pypcd.decode")  # chat has replay
-    assert not any(name.startswith(others) for name in new)
+    assert not any(name.startswith("pypcd.evaluation") for name in new)
 
 
 @pytest.mark.parametrize(

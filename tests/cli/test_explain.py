@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from conftest import F32, SMALL, contrasted, rounding_of
+from rich.cells import cell_len
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
@@ -161,7 +162,7 @@ STEP = Step(
 @pytest.mark.parametrize("columns", [36, 80, 200])
 def test_tables_fit_their_terminal_and_cannot_drive_it(columns: int) -> None:
     text = table(STEP, columns)
-    assert all(_text.cells(line) <= columns for line in text.split("\n"))
+    assert all(cell_len(line) <= columns for line in text.split("\n"))
     assert _text.clean(text) == text and "\x1b" not in text
     assert "25.0%" in text and "12.5%" in text
 
@@ -194,7 +195,7 @@ def test_explain_in_text_and_json(capsys, tmp_path, monkeypatch) -> None:
     prompt.write_text(SAMPLE.prompt.text + "\n")
     options = ("explain", "demo", "--threads=1", "--max-tokens=8", f"--gold={SAMPLE.answers[0]}")
     text = run(capsys, *options, "-f", str(prompt))
-    assert max(map(_text.cells, text.splitlines())) <= 40
+    assert max(map(cell_len, text.splitlines())) <= 40
     assert "token 1  " in text and ">*" in text and "leads to the right answer" in " ".join(text.split())
     record = json.loads(run(capsys, *options, "-p", SAMPLE.prompt.text, "--json"))
     assert record["text"].strip() == SAMPLE.answers[0] and record["gold"] == SAMPLE.answers[0]

@@ -220,7 +220,7 @@ def test_the_command_draws_a_token_that_plain_decoding_would_not_write(capsys, t
         return draw(*args)
 
     monkeypatch.setattr(one_answer, "draw", drawing)
-    assert main(["demo", "--question", "215"]) == 0  # chosen because PCD is right there, and plain decoding is not
+    assert main(["demo", "215"]) == 0  # chosen because PCD is right there, and plain decoding is not
     prompt, said = capsys.readouterr()
     right = said.split("right value is ")[1].split(",")[0]
     picture = tmp_path / "a.svg"
