@@ -5,9 +5,9 @@ Knows nothing of streams.
 
 from __future__ import annotations
 
-import textwrap
+import re
 
-__all__ = ["clean", "counted", "sentence", "wrap"]
+__all__ = ["Flow", "clean", "counted", "sentence", "wrap"]
 
 # C0 (but newline and tab), DEL and C1 could move the cursor, retitle the window or worse; bidirectional overrides
 # make text look like what it is not
@@ -37,7 +37,46 @@ def sentence(error: BaseException) -> str:
     return "there is not enough memory" if isinstance(error, MemoryError) else str(error)
 
 
+# a run of letters that a line may not break in, white space, or a character of a script without spaces
+_PARTS = re.compile(r"[!-~\u00a1-\u10ff]+|\s|.")
+
+
+class Flow:
+    """Breaks text that comes in pieces into lines of at most `columns` cells, between words and next to wide characters. A word is
+    held back until its end has come, so that nothing written has to be taken back."""
+
+    def __init__(self, columns: int) -> None:
+        self.columns, self._word, self._column = columns, "", 0
+
+    def feed(self, text: str) -> str:
+        """The next piece, cleaned; returns what can be written now."""
+        parts = _PARTS.findall(self._word + clean(text).expandtabs(4))
+        self._word = parts.pop() if parts and not parts[-1].isspace() else ""
+        return "".join(map(self._placed, parts))
+
+    def end(self) -> str:
+        """The word held back. The next piece begins a line."""
+        rest, self._word = self._placed(self._word), ""
+        self._column = 0
+        return rest
+
+    def _placed(self, part: str) -> str:
+        from rich.cells import cell_len, chop_cells  # slow to import, and most messages go to no terminal
+
+        size = cell_len(part)
+        if part == "\n":
+            self._column = 0
+        elif self._column + size <= self.columns:
+            self._column += size
+        elif part.isspace():  # it ends the line
+            return ""
+        else:
+            lines = chop_cells(part, self.columns)
+            part, self._column = "\n" * bool(self._column) + "\n".join(lines), cell_len(lines[-1])
+        return part
+
+
 def wrap(text: str, columns: int) -> list[str]:
-    """Lines of at most `columns` characters, broken at spaces where there are any."""
-    lines = clean(text).split("\n")
-    return [part for line in lines for part in textwrap.wrap(line, columns, break_on_hyphens=False) or [""]]
+    """Lines of at most `columns` cells, broken at spaces where there are any."""
+    flow = Flow(columns)
+    return [line.rstrip() for line in (flow.feed(text) + flow.end()).split("\n")]

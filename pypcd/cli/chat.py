@@ -120,15 +120,16 @@ class Chat:
         return getattr(self, f"do_{name}")(argument.strip()) is not False
 
     def answer(self, make: Callable[[Callable[[], bool]], Iterator[str]]) -> None:
-        count, begun = len(self.session.figures), False
+        count, printer = len(self.session.figures), None
         try:
             with _terminal.interruptible() as stopped:
                 for piece in make(stopped):
                     if not self.as_json:
-                        begun = True
-                        _terminal.write(piece)
+                        printer = printer or _terminal.Printer()
+                        printer.write(piece)
         finally:
-            _terminal.write("\n" * begun)
+            if printer is not None:
+                printer.end()
         if len(self.session.figures) == count:
             say("stopped before the first word; /regen sends the message again")
         else:
@@ -192,9 +193,10 @@ class Chat:
                     "".join(answer)
                 else:
                     _terminal.write("\n" * bool(answers) + f"--- {title} ---\n")
+                    printer = _terminal.Printer()
                     for piece in answer:
-                        _terminal.write(piece)
-                    _terminal.write("\n")
+                        printer.write(piece)
+                    printer.end()
                 answers.append((title, answer))
         if self.as_json:
             self.print_json({"compare": [{"title": t, "text": a.text, **a.figures.as_dict()} for t, a in answers]})

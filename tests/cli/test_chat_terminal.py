@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -13,9 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
-from pypcd.cli._text import clean
+from pypcd.cli._text import clean, wrap
 
 pytest.importorskip("pexpect")
 pytest.importorskip("pyte")
@@ -211,3 +213,36 @@ def test_a_terminal_that_cannot_move_its_cursor_has_the_same_chat(chat: Chat, tm
         terminal.send("\x03")
         terminal.prompt(n + 1)
         assert "Ctrl-D or /exit leaves" in terminal.text() and terminal.leave() == 0
+
+
+# -- lines ------------------------------------------------------------------------------------------------------------
+
+
+def answer_rows(terminal: Terminal, question: str) -> list[str]:
+    """The lines between a question and the figures after its answer."""
+    lines = terminal.text().split("\n")
+    first = next(i for i, line in enumerate(lines) if line.endswith(question)) + 1
+    return lines[first : next(i for i, line in enumerate(lines) if i > first and " tok/s" in line)]
+
+
+def test_answers_wrap_between_words(chat: Chat, tmp_path: Path) -> None:
+    columns = 40
+    with chat("--max-tokens=300", "--pcd=cautious", columns=columns) as terminal:
+        terminal.enter("hello")
+        rows = answer_rows(terminal, "hello")
+        answer = clean(saved(terminal, tmp_path / "talk.json")[1]["content"])
+    assert "".join("".join(rows).split()) == "".join(answer.split())  # nothing is lost on the way
+    words = answer.split()
+    assert max(map(cell_len, words)) <= columns and len(words) > 40  # so none of them needs to be cut
+    assert [word for row in rows for word in row.split()] == words
+    full = [row for row, below in itertools.pairwise(rows) if below and cell_len(f"{row} {below.split()[0]}") > columns]
+    assert len(full) > 3  # the rows that end where the next word would not fit
+
+
+def test_words_stay_whole_and_wide_characters_fill_the_line() -> None:
+    assert wrap("aaa bbb ccc", 7) == ["aaa bbb", "ccc"]
+    assert wrap("aaa bbb ccc", 6) == ["aaa", "bbb", "ccc"]
+    assert wrap("  aaa\n\nbbb ", 6) == ["  aaa", "", "bbb"]
+    assert wrap("漢字漢字漢字", 5) == ["漢字", "漢字", "漢字"]
+    assert wrap("ab漢字", 4) == ["ab漢", "字"]
+    assert wrap("abcdefgh ij", 4) == ["abcd", "efgh", "ij"]
