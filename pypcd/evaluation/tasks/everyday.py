@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from pypcd.evaluation.tasks import frozen
@@ -130,18 +130,20 @@ class Asked:
     def examples(self, n: int) -> list[Pair]:
         """The n examples nearest to the question, the nearest first. The question is not among them; examples repeat only where
         its kind and half has no others."""
-        return list(itertools.islice(itertools.chain(_pairs(self._kind[self._at]), self._borrowed()), n))
+        own = _pairs(self._kind[self._at])
+        return own[:n] if n <= len(own) else [*own, *itertools.islice(itertools.cycle(self._others), n - len(own))]
 
     def sentences(self, n: int) -> list[str]:
         return list(itertools.islice(itertools.chain(self._kind[self._at]["sentences"], frozen.unrelated(self._at)), n))
 
-    def _borrowed(self) -> Iterator[Pair]:
+    @functools.cached_property
+    def _others(self) -> list[Pair]:
         own = _pairs(self._kind[self._at])
         others = [*self._kind[self._at + 2 :: 2], *self._kind[self._at % 2 : self._at : 2]]
         found = {(row["question"], row["answer"]): None for row in others}
         found.update((pair, None) for row in others for pair in _pairs(row))
         fresh = [pair for pair in found if pair not in own and pair[0] != self.question]
-        yield from itertools.cycle([*fresh, *own])
+        return [*fresh, *own]
 
 
 def _pairs(row: frozen.Row) -> list[Pair]:
