@@ -1,4 +1,4 @@
-"""`pypcd eval` with the methods that the paper compares with, the task NoLiMa, and the paper's tables beside those of a run.
+"""`pypcd eval` with the methods that the paper compares with, its authors' tasks, NoLiMa, and the paper's tables beside those of a run.
 
 python -m research.eval MODEL --method dola-low,ms-poe,segr
 python -m research.eval MODEL --paper table2
@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+import research.authors
 import research.methods
 import research.nolima  # noqa: F401  the same
 from pypcd import cli, files

@@ -25,7 +25,7 @@ from typing import Any
 from pypcd import files
 from pypcd.errors import InputError
 from pypcd.evaluation.tasks import register
-from pypcd.evaluation.tasks.sample import Sample, Tokenizer
+from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
 from pypcd.evaluation.tasks.size import check_cell, largest
 from pypcd.prompt import Prompt
 
@@ -49,7 +49,7 @@ TEMPLATE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class NoLiMa:
+class NoLiMa(Task):
     """NoLiMa's questions, in turn, at one of 26 depths of a book. Question i is the same at every length: the same needle with
     the same name, at the same depth of the same book.
 
@@ -64,9 +64,6 @@ class NoLiMa:
     metric = "accuracy"
     max_tokens = 192
     one_text = True
-    stop = ""
-    may_exceed = False
-    n_questions = None
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         """As Task.samples().

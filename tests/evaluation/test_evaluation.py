@@ -53,7 +53,7 @@ from pypcd.evaluation import (
     tasks,
 )
 from pypcd.evaluation.gold import Gold
-from pypcd.evaluation.tasks.sample import Sample, Tokenizer
+from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
 from pypcd.gguf import DEMO_MODEL, read_gguf
 from pypcd.llama import machine, threads
 from pypcd.prompt import Prompt
@@ -324,10 +324,10 @@ def test_other_questions_are_another_run(finished: tuple[Directory, Records], tm
         evaluate(DEMO, directory, options=ONE)
 
 
-class Few:
+class Few(Task):
     """A task with three questions."""
 
-    name, metric, max_tokens, stop, n_questions, may_exceed, one_text = "few", "accuracy", 2, "", 3, False, True
+    name, metric, max_tokens, n_questions = "few", "accuracy", 2, 3
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         order = [0, 1, 2] if seed == 0 else [1, 2, 0]

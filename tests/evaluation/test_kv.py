@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 
@@ -11,7 +10,7 @@ from fake_tokenizer import Pieces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pypcd.evaluation.tasks.kv import KV, KV_AUTHORS, KV_OFFICIAL, KV_SHORT
+from pypcd.evaluation.tasks.kv import KV, KV_OFFICIAL, KV_SHORT
 
 SIZED = st.sampled_from([KV_OFFICIAL, KV_SHORT])
 
@@ -24,20 +23,15 @@ def _asked(text: str) -> tuple[str, str]:
 
 
 OFFICIAL = "Extract the value corresponding to the specified key in the JSON object below."
-AUTHORS = "Given the JSON object below, extract and return only the value corresponding to the specified key."
-AUTHORS_END = ". Return only the value and do not include any additional text in your response:"
 
 
-@pytest.mark.parametrize(
-    ("kv", "begin", "end", "max_tokens"),
-    [(KV_OFFICIAL, OFFICIAL, "", 50), (KV_SHORT, OFFICIAL, "", None), (KV_AUTHORS, AUTHORS, AUTHORS_END, 100)],
-)
-def test_the_prompt_is_infinitebenchs_or_the_authors(kv: KV, begin: str, end: str, max_tokens: int | None) -> None:
-    assert max_tokens in (None, kv.max_tokens)
+@pytest.mark.parametrize("kv", [KV_OFFICIAL, KV_SHORT])
+def test_the_prompt_is_infinitebenchs(kv: KV) -> None:
+    assert KV_OFFICIAL.max_tokens == 50
     for sample in kv.questions(3, 20):
         context, key = _asked(sample.prompt.text)
         assert sample.prompt.text == (
-            f'{begin}\n\nJSON data:\n{context}\n\n\nKey: "{key}"\nThe value associated with the specified key is: {end}'
+            f'{OFFICIAL}\n\nJSON data:\n{context}\n\n\nKey: "{key}"\nThe value associated with the specified key is: '
         )
         assert not sample.prompt.answer_prefix and not sample.prompt.shots
         pairs = json.loads(context)
@@ -50,7 +44,7 @@ UUID4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 SHORT = "[0-9a-f]{4}-[0-9a-f]{4}"  # what the demo model reads
 
 
-@pytest.mark.parametrize(("kv", "form"), [(KV_OFFICIAL, UUID4), (KV_AUTHORS, UUID4), (KV_SHORT, SHORT)])
+@pytest.mark.parametrize(("kv", "form"), [(KV_OFFICIAL, UUID4), (KV_SHORT, SHORT)])
 def test_keys_and_values_are_random_uuids(kv: KV, form: str) -> None:
     for sample in kv.questions(2, 30):
         assert all(re.fullmatch(f'"{form}": "{form}"', pair) for pair in sample.prompt.segments)
@@ -85,32 +79,9 @@ def test_the_depth_sweeps_a_cell_evenly(n: int, n_pairs: int) -> None:
     assert places[0] == 0 and places[-1] >= (n - 1) * n_pairs / n - 1
 
 
-def test_the_authors_cells_have_75_pairs_in_4000_tokens() -> None:
-    def size(n_tokens: int) -> int:
-        return len(KV_AUTHORS.samples(1, n_tokens, Pieces(), 0)[0].prompt.segments)
-
-    assert [size(k) for k in (4000, 8000, 16000, 4096, 80)] == [75, 150, 300, 77, 2]
-    with pytest.raises(ValueError, match="n_tokens is 79; allowed: at least 80"):
-        size(79)
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.integers(1, 6))
-def test_single_depths_can_be_asked_for(depths: list[float], n: int) -> None:
-    kv = dataclasses.replace(KV_OFFICIAL, depths=tuple(depths))
-    samples = kv.samples(n, 600, Pieces(), 0)
-    for i, sample in enumerate(samples):
-        assert sample.depth == pytest.approx(depths[i % len(depths)], abs=0.5001 / (len(sample.prompt.segments) - 1))
-
-
-def test_a_depth_outside_the_context_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a depth is 1\.5; allowed: from 0 "):
-        dataclasses.replace(KV_OFFICIAL, depths=(0.5, 1.5))
-
-
 def test_an_answer_is_scored_as_published() -> None:
     sample = next(KV_OFFICIAL.questions(1, 4))
     (answer,) = sample.answers
     assert KV_OFFICIAL.score(f' "{answer}".', sample) == 1.0
     assert KV_OFFICIAL.score(answer[:-1], sample) == 0.0
     assert KV_OFFICIAL.score(f"{answer}</s>", sample) == 0.0
-    assert KV_AUTHORS.score(f"{answer}</s>", sample) == 1.0

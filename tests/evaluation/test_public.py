@@ -140,6 +140,7 @@ def test_a_record_is_asked_as_published_and_for_several_keys() -> None:
         ("ruler-qa_1", "--tasks ruler$"),
         ("mrcr", "commit 7d6ac68"),
         ("nolima", "python -m research.eval MODEL --task nolima"),
+        ("vt-authors", "python -m research.eval MODEL --task vt-authors"),
     ],
 )
 def test_a_task_that_left_says_who_asks_its_questions_now(

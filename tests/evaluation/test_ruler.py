@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from pypcd.cli import tune
 from pypcd.evaluation.tasks import ruler, task
-from pypcd.evaluation.tasks.ruler import VT, VTAuthors
+from pypcd.evaluation.tasks.ruler import VT
 from pypcd.evaluation.tasks.sample import Sample
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NIAHS = ["niah-single-1", "niah-multikey-2", "niah-multikey-3"]
-ALL = ["vt", "vt-authors", *NIAHS, "niah-multivalue", "niah-multiquery", "cwe", "fwe"]
+ALL = ["vt", *NIAHS, "niah-multivalue", "niah-multiquery", "cwe", "fwe"]
 
 few = settings(max_examples=25)
 
@@ -94,41 +94,6 @@ def test_the_example_is_as_long_as_500_tokens_allow_and_keeps_its_places() -> No
         assert lengths[0] <= 500 < lengths[1]
     other = VT().samples(1, 2000, tokenizer, 4)[0].prompt.before
     assert re.sub(r"VAR \w+|\d{5}", "", other)[:900] != re.sub(r"VAR \w+|\d{5}", "", examples[0])[:900]
-
-
-def test_the_authors_variable_tracking_is_theirs() -> None:
-    for sample in VTAuthors().samples(3, 2200, Pieces(), 0):
-        prompt, value = sample.prompt, _asked_value(sample)
-        assert [s for s in prompt.segments if s != NOISE + "\n"] == _chain(sample)
-        assert prompt.text == (
-            "\n\nMemorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
-            + " ".join(prompt.segments)
-            + f"\nQuestion: Find all variables that are assigned the value {value} in the text above."
-            " Answer: According to the chain(s) of variable assignment in the text above, "
-            f"5 variables are assgined the value {value}, they are: "
-            " Your response should consist solely of listing all the variables in the specified format, such as "
-            "'AAA, BBB, CCC, DDD, EEE'; do not include any additional text in your response."
-        )
-        assert prompt.answer_prefix == ""
-
-
-def test_the_authors_earlier_turn_is_theirs() -> None:
-    n = f"{NOISE}\n "
-    context = (
-        f"{n}{n}{n}VAR ZUG = 97498 VAR NCQ = 47194 VAR GOC = VAR ZUG  {n}VAR VNF = VAR NCQ  VAR TVZ = VAR GOC  "
-        f"{n}VAR JEY = VAR VNF  {n}VAR XXP = VAR JEY  {n}VAR NDR = VAR TVZ  {n}{n}VAR MCJ = VAR XXP  VAR YEN = VAR NDR  "
-        f"{NOISE}\n"
-    )
-    question = (
-        "Memorize and track the chain(s) of variable assignment hidden in the following text."
-        f"\\n\\n{context}\\n"
-        "Question: Find all variables that are assigned the value 47194 in the text"
-        " Answer: According to the chain(s) of variable assignment in the text above, "
-        "5 variables are assgined the value 47194, they are: "
-    )
-    sample = VTAuthors().samples(1, 2200, Pieces(), 0)[0]
-    assert sample.prompt.shots == ((question, "NCQ, VNF, JEY, XXP, MCJ"),)
-    assert _variables(context, "47194") == ["NCQ", "VNF", "JEY", "XXP", "MCJ"]
 
 
 @pytest.mark.parametrize(
@@ -299,25 +264,24 @@ def test_no_number_of_coded_words_makes_the_fourth_rank_a_tie() -> None:
 
 def test_names_are_distinct_and_none_is_the_keyword() -> None:
     for seed in range(100):
-        assert len(set(ruler._names(random.Random(seed), 1))) == 5
+        assert len(set(ruler.names_of(random.Random(seed), 1))) == 5
 
     class Stubborn(random.Random):
         def choices(self, *args: Any, **kwargs: Any) -> list[str]:
             drawn = super().choices(*args, **kwargs)
             return list("VAR") if self.random() < 0.5 else drawn
 
-    assert "VAR" not in ruler._names(Stubborn(0), 3)
+    assert "VAR" not in ruler.names_of(Stubborn(0), 3)
 
 
 def test_the_longest_answers_are_the_published_ones() -> None:
-    assert [task(name).max_tokens for name in ALL] == [30, 300, 128, 128, 128, 128, 128, 120, 50]
+    assert [task(name).max_tokens for name in ALL] == [30, 128, 128, 128, 128, 128, 120, 50]
 
 
-def test_scores_are_recall_and_f1() -> None:
+def test_scores_are_recall() -> None:
     sample = VT().samples(1, 1500, Pieces(), 0)[0]
     a, b, c, d, e = sample.answers
     assert VT().score(f"{a} {b.lower()}, {c}", sample) == pytest.approx(3 / 5)
-    assert VTAuthors().score(f"{a}, {b.lower()}, {c}, ZZZZZ", sample) == pytest.approx(2 * 0.75 * 0.6 / 1.35)
     needle = task("niah-multikey-3").samples(1, 900, Pieces(), 0)[0]
     assert task("niah-multikey-3").score(f" {needle.answers[0].upper()}.", needle) == 1.0
     assert task("niah-multikey-3").score(f"{d}{e}", needle) == 0.0

@@ -14,22 +14,20 @@ from pypcd.evaluation.tasks.chats import CHATS
 from pypcd.evaluation.tasks.constrained import CONSTRAINED, Objects
 from pypcd.evaluation.tasks.everyday import EVERYDAY
 from pypcd.evaluation.tasks.graphwalks import GRAPHWALKS
-from pypcd.evaluation.tasks.kv import KV_AUTHORS, KV_OFFICIAL, KV_SHORT
+from pypcd.evaluation.tasks.kv import KV_OFFICIAL, KV_SHORT
 from pypcd.evaluation.tasks.public import KV_RECORDS, XQuAD
 from pypcd.evaluation.tasks.reading import READING
-from pypcd.evaluation.tasks.ruler import CWE, FWE, NIAH, VT, VTAuthors
+from pypcd.evaluation.tasks.ruler import CWE, FWE, NIAH, VT
 from pypcd.evaluation.tasks.sample import Task
 
 __all__ = ["GROUPS", "TASKS", "parts_of", "register", "task"]
 
 _ALL: tuple[Task, ...] = (
     KV_OFFICIAL,
-    KV_AUTHORS,
     KV_SHORT,
     KV_RECORDS,
     XQuAD(),
     VT(),
-    VTAuthors(),
     NIAH("niah-single-1", "noise", "words", "numbers"),
     NIAH("niah-multikey-2", "needles", "words", "numbers"),
     NIAH("niah-multikey-3", "needles", "uuids", "uuids"),
@@ -70,12 +68,15 @@ GROUPS = {
 
 # what was a task, or begins the names of several, and where its questions are asked now
 _HARNESS = "lm-evaluation-harness asks its questions: python -m pypcd.integrations.lm_eval --model pypcd --tasks"
+_CLONE = "in a clone of pypcd's repository: python -m research.eval MODEL --task"
 _MOVED = {
     "longbench-v2": f"{_HARNESS} longbench2",
     "longbench-": f"{_HARNESS} longbench",
     "ruler-": f"{_HARNESS} ruler",
     "mrcr": "commit 7d6ac68 of pypcd asks its questions",
-    "nolima": "in a clone of pypcd's repository: python -m research.eval MODEL --task nolima --data FOLDER",
+    "nolima": f"{_CLONE} nolima --data FOLDER",
+    "kv-authors": f"{_CLONE} kv-authors",
+    "vt-authors": f"{_CLONE} vt-authors",
 }
 
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Literal
 
 from pypcd.evaluation.tasks import frozen
 from pypcd.evaluation.tasks.metrics import first_named
-from pypcd.evaluation.tasks.sample import Sample, Tokenizer
-from pypcd.evaluation.tasks.size import largest
+from pypcd.evaluation.tasks.sample import Sample
 from pypcd.prompt import Prompt
 
 __all__ = ["CHATS", "Chat"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Chat:
+@dataclasses.dataclass(eq=False)
+class Chat(frozen.Written[frozen.Row]):
     """Conversations with a last question that has one certain answer.
 
     Attributes:
@@ -34,31 +34,20 @@ class Chat:
     metric = "accuracy"
     one_text = True
     max_tokens = 16
-    stop = ""
-    may_exceed = False
+    smallest = 0
+
+    def __post_init__(self) -> None:
+        self.name = f"chat-{self.what}"
 
     @property
-    def name(self) -> str:
-        return f"chat-{self.what}"
-
-    @property
-    def n_questions(self) -> int:
-        return len(frozen.rows("chats"))
-
-    def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        made: list[Sample] = []
-        size = 0
-        for i, row in enumerate(frozen.asked(frozen.rows("chats"), self.name, n, n_tokens, seed)):
-            make = functools.partial(self._sample, i, row)
-            size = largest(make, 0, n_tokens, self.max_tokens, tokenizer, near=size)
-            made.append(make(size))
-        return made
+    def questions(self) -> Sequence[frozen.Row]:
+        return frozen.rows("chats")
 
     def score(self, prediction: str, sample: Sample) -> float:
         """1 if the answer's first line names the right answer before any wrong one."""
         return first_named(prediction, sample.answers[0], sample.extra["others"], sample.extra["spelt"])
 
-    def _sample(self, i: int, row: frozen.Row, size: int) -> Sample:
+    def sample(self, i: int, row: frozen.Row, size: int) -> Sample:
         """A conversation with this number of sentences in the earlier turns, besides the beginnings of the turns."""
         n_texts = len(row["begun"])
         texts = [

@@ -11,11 +11,10 @@ Knows llama.cpp's grammars of schemas, but no model.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llama_cpp.llama_grammar import json_schema_to_gbnf
@@ -24,8 +23,7 @@ from pypcd.evaluation.tasks import frozen
 from pypcd.evaluation.tasks.everyday import KINDS, Asked, Kind, after, questions_of
 from pypcd.evaluation.tasks.kv import KV
 from pypcd.evaluation.tasks.ruler import NIAH
-from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
-from pypcd.evaluation.tasks.size import largest
+from pypcd.evaluation.tasks.sample import Sample, Task
 from pypcd.prompt import Prompt
 
 __all__ = ["CONSTRAINED", "ObjectKV", "ObjectNeedle", "Objects"]
@@ -35,8 +33,8 @@ SHOWN = 2  # examples
 _NEEDLE = re.compile(r"One of the special magic numbers for (.+) is: (\d+)\.")
 
 
-@dataclasses.dataclass(frozen=True)
-class Objects:
+@dataclasses.dataclass(eq=False)
+class Objects(frozen.Written[Asked]):
     """A kind of everyday questions with objects for answers.
 
     Attributes:
@@ -48,31 +46,18 @@ class Objects:
 
     metric = "values"
     max_tokens = 64
-    stop = ""
-    one_text = False
-    may_exceed = False
+
+    def __post_init__(self) -> None:
+        self.name = f"constrained-{self.kind.name}" + ("-shown" if self.shown else "")
 
     @property
-    def name(self) -> str:
-        return f"constrained-{self.kind.name}" + ("-shown" if self.shown else "")
-
-    @property
-    def n_questions(self) -> int:
-        return len(questions_of(self.kind))
-
-    def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        made: list[Sample] = []
-        size = 1
-        for i, asked in enumerate(frozen.asked(questions_of(self.kind), self.name, n, n_tokens, seed)):
-            make = functools.partial(self._sample, i, asked)
-            size = largest(make, 1, n_tokens, self.max_tokens, tokenizer, near=size)
-            made.append(make(size))
-        return made
+    def questions(self) -> Sequence[Asked]:
+        return questions_of(self.kind)
 
     def score(self, prediction: str, sample: Sample) -> float:
         return share_of_values(prediction, sample.answers[0])
 
-    def _sample(self, i: int, asked: Asked, n_sentences: int) -> Sample:
+    def sample(self, i: int, asked: Asked, n_sentences: int) -> Sample:
         examples = asked.examples(SHOWN)[::-1] if self.shown else []
         (first, *others), answers = zip(*examples, (asked.question, asked.answer))
         *shown, question = [f"{frozen.paragraphs(asked.sentences(n_sentences))}\n\n{first}", *others]
@@ -81,7 +66,7 @@ class Objects:
         return Sample(i, prompt, (asked.answer,), grammar=grammar_of(json.loads(asked.answer)))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class ObjectNeedle(NIAH):
     """Numbers among needles, asked for as an object with the asked word as its key.
 
@@ -89,25 +74,23 @@ class ObjectNeedle(NIAH):
         shown: whether two of the other needles are asked for first, and answered.
     """
 
-    name: str = "constrained-needle"
-    haystack: Any = "needles"
-    keys: Any = "words"
-    values: Any = "numbers"
-    max_tokens: int = 64
     shown: bool = False
 
     metric = "values"
-    one_text = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.one_text = False
 
     def score(self, prediction: str, sample: Sample) -> float:
         return share_of_values(prediction, sample.answers[0])
 
-    def _questions(self, n: int, n_sentences: int, seed: int) -> Iterator[Sample]:
-        for sample in super()._questions(n, n_sentences, seed):
+    def questions(self, n: int, size: int, seed: int = 0) -> Iterator[Sample]:
+        for sample in super().questions(n, size, seed):
             needles = {value: word for word, value in _NEEDLE.findall(sample.prompt.context)}
             value = sample.answers[0]
             word = needles.pop(value)
-            rng = random.Random(f"constrained {seed} {sample.index} {n_sentences}")
+            rng = random.Random(f"constrained {seed} {sample.index} {size}")
             text = ""
             for other in rng.sample(sorted(needles), SHOWN if self.shown and len(needles) >= SHOWN else 0):
                 text += f"{self._asked(needles[other])}{json.dumps({needles[other]: int(other)})}\n"
@@ -126,15 +109,11 @@ class ObjectNeedle(NIAH):
 class ObjectKV(KV):
     """Pairs of keys and values; the grammar allows any value of their form, and nothing else."""
 
-    name: str = "constrained-kv"
-    max_tokens: int = 16
-    groups: tuple[int, ...] = (4, 4)
-
     one_text = False
 
-    def questions(self, n: int, n_pairs: int, seed: int = 0) -> Iterator[Sample]:
+    def questions(self, n: int, size: int, seed: int = 0) -> Iterator[Sample]:
         digits = ' "-" '.join(f"[0-9a-f]{{{n}}}" for n in self.groups)
-        for sample in super().questions(n, n_pairs, seed):
+        for sample in super().questions(n, size, seed):
             yield dataclasses.replace(sample, grammar=f"root ::= {digits}")
 
 
@@ -158,7 +137,7 @@ def share_of_values(prediction: str, answer: str) -> float:
 
 CONSTRAINED: tuple[Task, ...] = (
     *(Objects(kind, shown) for shown in (False, True) for kind in KINDS if kind.name in ("json", "schema", "tools")),
-    ObjectNeedle(),
-    ObjectNeedle("constrained-needle-shown", shown=True),
-    ObjectKV(),
+    ObjectNeedle("constrained-needle", "needles", "words", "numbers", 64),
+    ObjectNeedle("constrained-needle-shown", "needles", "words", "numbers", 64, shown=True),
+    ObjectKV("constrained-kv", max_tokens=16, groups=(4, 4)),
 )

@@ -13,12 +13,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Literal
 
 from pypcd.evaluation.tasks import frozen
-from pypcd.evaluation.tasks.sample import Sample, Tokenizer
-from pypcd.evaluation.tasks.size import largest
+from pypcd.evaluation.tasks.sample import Sample
 from pypcd.prompt import Prompt
 
 __all__ = ["EVERYDAY", "KINDS", "LEAST", "SHORT", "Asked", "Everyday", "Kind", "after", "kind_of", "questions_of"]
@@ -68,8 +67,8 @@ KINDS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Everyday:
+@dataclasses.dataclass(eq=False)
+class Everyday(frozen.Written["Asked"]):
     """A kind of everyday questions in one of two ways.
 
     Attributes:
@@ -82,46 +81,26 @@ class Everyday:
 
     metric = "accuracy"
     one_text = True
-    may_exceed = False
+    smallest = FEWEST
+
+    def __post_init__(self) -> None:
+        self.name = f"everyday-{self.kind.name}" + ("-behind" if self.way == "behind" else "")
+        self.max_tokens = self.kind.max_tokens
+        self.stop = "\n\n" if self.kind.in_lines else "\n"
 
     @property
-    def name(self) -> str:
-        return f"everyday-{self.kind.name}" + ("-behind" if self.way == "behind" else "")
+    def questions(self) -> Sequence[Asked]:
+        return questions_of(self.kind)
 
-    @property
-    def n_questions(self) -> int:
-        return len(questions_of(self.kind))
-
-    @property
-    def max_tokens(self) -> int:
-        return self.kind.max_tokens
-
-    @property
-    def stop(self) -> str:
-        return "\n\n" if self.kind.in_lines else "\n"
-
-    def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        made: list[Sample] = []
-        size = 0
-        for i, asked in enumerate(frozen.asked(questions_of(self.kind), self.name, n, n_tokens, seed)):
-            size = largest(
-                functools.partial(self._sample, i, asked),
-                FEWEST,
-                n_tokens,
-                self.max_tokens,
-                tokenizer,
-                near=size,
-                most=self.kind.n_examples if self.way == "shots" and n_tokens <= SHORT else None,
-            )
-            made.append(self._sample(i, asked, size))
-        return made
+    def most(self, n_tokens: int) -> int | None:
+        return self.kind.n_examples if self.way == "shots" and n_tokens <= SHORT else None
 
     def score(self, prediction: str, sample: Sample) -> float:
         """1 if the answer, up to the stop and without white space around its lines, is the right one; else 0."""
         answer = prediction.strip().split(self.stop)[0]
         return float([line.strip() for line in answer.split("\n")] == sample.answers[0].split("\n"))
 
-    def _sample(self, i: int, asked: Asked, size: int) -> Sample:
+    def sample(self, i: int, asked: Asked, size: int) -> Sample:
         """The question with as many examples as `size`, or with the few of a short prompt and a sentence for each more."""
         n_examples = size if self.way == "shots" else min(size, self.kind.n_examples)
         shots = [(question, after(question, answer)) for question, answer in asked.examples(n_examples)[::-1]]
@@ -147,27 +126,24 @@ class Asked:
         row = kind[at]
         self.question, self.answer = row["question"], row["answer"]
         self._kind, self._at = kind, at
-        self._examples, self._more_examples = _pairs(row), self._borrowed()
-        self._sentences: list[str] = [*row["sentences"]]
-        self._more_sentences = frozen.unrelated(at)
 
     def examples(self, n: int) -> list[Pair]:
         """The n examples nearest to the question, the nearest first. The question is not among them; examples repeat only where
         its kind and half has no others."""
-        self._examples += itertools.islice(self._more_examples, max(0, n - len(self._examples)))
-        return self._examples[:n]
+        own = _pairs(self._kind[self._at])
+        return own[:n] if n <= len(own) else [*own, *itertools.islice(itertools.cycle(self._others), n - len(own))]
 
     def sentences(self, n: int) -> list[str]:
-        self._sentences += itertools.islice(self._more_sentences, max(0, n - len(self._sentences)))
-        return self._sentences[:n]
+        return list(itertools.islice(itertools.chain(self._kind[self._at]["sentences"], frozen.unrelated(self._at)), n))
 
-    def _borrowed(self) -> Iterator[Pair]:
+    @functools.cached_property
+    def _others(self) -> list[Pair]:
         own = _pairs(self._kind[self._at])
         others = [*self._kind[self._at + 2 :: 2], *self._kind[self._at % 2 : self._at : 2]]
         found = {(row["question"], row["answer"]): None for row in others}
         found.update((pair, None) for row in others for pair in _pairs(row))
         fresh = [pair for pair in found if pair not in own and pair[0] != self.question]
-        return itertools.cycle([*fresh, *own])
+        return [*fresh, *own]
 
 
 def _pairs(row: frozen.Row) -> list[Pair]:

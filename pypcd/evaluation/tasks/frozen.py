@@ -5,6 +5,7 @@ They are the questions of the published figures. The code that drew them is in t
 
 from __future__ import annotations
 
+import abc
 import bz2
 import functools
 import itertools
@@ -12,12 +13,13 @@ import json
 import pathlib
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pypcd.errors import InputError
-from pypcd.evaluation.tasks.size import check_cell
+from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
+from pypcd.evaluation.tasks.size import check_cell, largest
 
-__all__ = ["Row", "asked", "in_order", "paragraphs", "rows", "unrelated"]
+__all__ = ["Row", "Written", "asked", "in_order", "paragraphs", "rows", "unrelated"]
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -42,6 +44,38 @@ def in_order(questions: Sequence[T], seed: int) -> list[T]:
     for half in (0, 1):
         mixed[half::2] = rng.sample(questions[half::2], len(questions[half::2]))
     return mixed
+
+
+class Written(Task, Generic[T]):
+    """A benchmark of questions that are kept. Each is as long as fits, whatever the size of the others."""
+
+    smallest = 1
+
+    @property
+    @abc.abstractmethod
+    def questions(self) -> Sequence[T]:
+        """All questions, in the published order."""
+
+    @abc.abstractmethod
+    def sample(self, i: int, asked: T, size: int) -> Sample:
+        """A question as number i of a cell, with a context of a size."""
+
+    def most(self, n_tokens: int) -> int | None:
+        """The largest size at a length; None: whatever fits."""
+        return None
+
+    @property
+    def n_questions(self) -> int:
+        return len(self.questions)
+
+    def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
+        made: list[Sample] = []
+        size, most = self.smallest, self.most(n_tokens)
+        for i, one in enumerate(asked(self.questions, self.name, n, n_tokens, seed)):
+            make = functools.partial(self.sample, i, one)
+            size = largest(make, self.smallest, n_tokens, self.max_tokens, tokenizer, near=size, most=most)
+            made.append(make(size))
+        return made
 
 
 def asked(questions: Sequence[T], name: str, n: int, n_tokens: int, seed: int) -> list[T]:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from pypcd.evaluation.tasks.metrics import set_f1
-from pypcd.evaluation.tasks.sample import Sample, Tokenizer
-from pypcd.evaluation.tasks.size import check_cell, fill
+from pypcd.evaluation.tasks.sample import Sample
+from pypcd.evaluation.tasks.size import Sized
 from pypcd.prompt import Prompt
 
 __all__ = ["GRAPHWALKS", "GraphWalks"]
@@ -76,8 +76,8 @@ class _Core:
     no_in: frozenset[str]
 
 
-@dataclasses.dataclass(frozen=True)
-class GraphWalks:
+@dataclasses.dataclass(eq=False)
+class GraphWalks(Sized):
     """A kind of questions about graphs, behind one worked example. One to ten nodes are the answer.
 
     A longer context has more nodes and edges, none of which changes the answer. Question i is the same at every length; the
@@ -88,24 +88,17 @@ class GraphWalks:
     max_tokens: int = 160
 
     metric = "F1"
-    one_text = False
     stop = "]"
-    may_exceed = False
-    n_questions = None
+    smallest = FEWEST_EDGES
 
-    @property
-    def name(self) -> str:
-        return f"graphwalks-{self.kind}"
-
-    def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        check_cell(n, n_tokens)
-        return fill(lambda size: self._questions(n, size, seed), FEWEST_EDGES, n_tokens, self.max_tokens, tokenizer)
+    def __post_init__(self) -> None:
+        self.name = f"graphwalks-{self.kind}"
 
     def score(self, prediction: str, sample: Sample) -> float:
         """F1 of the nodes that stand before the closing bracket; a list without one ends with its line."""
         return set_f1(prediction.lstrip().split("\n")[0].split("]")[0], sample.answers)
 
-    def _questions(self, n: int, n_edges: int, seed: int) -> Iterator[Sample]:
+    def questions(self, n: int, size: int, seed: int = 0) -> Iterator[Sample]:
         example_node, example_answer = _EXAMPLE_OF[self.kind]
         before = (
             f"{_INTRODUCTION}{_RULES[self.kind]}{_LISTED}Example graph:\n{_lines(_EXAMPLE)}\n\n"
@@ -115,7 +108,7 @@ class GraphWalks:
             rng = random.Random(f"{self.name} {seed} {i}")
             names = _names(random.Random(rng.random()))
             core = _search(rng, names) if self.kind == "bfs" else _parents(rng, names)
-            edges = [*sorted(core.edges), *itertools.islice(_others(rng, core, names), n_edges - len(core.edges))]
+            edges = [*sorted(core.edges), *itertools.islice(_others(rng, core, names), size - len(core.edges))]
             rng.shuffle(edges)
             # in the order of the lines that show them
             answers = tuple(

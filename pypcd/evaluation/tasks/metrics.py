@@ -16,7 +16,7 @@ __all__ = [
     "word_match",
 ]
 
-KV_SEPARATORS = ("\n", ":", '"', "'", ".", ",", "?", "!", "{", "}")
+KV_SEPARATORS: tuple[str, ...] = ("\n", ":", '"', "'", ".", ",", "?", "!", "{", "}")
 
 
 def word_match(prediction: str, answer: str, separators: Iterable[str] = KV_SEPARATORS) -> float:

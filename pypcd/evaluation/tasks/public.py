@@ -20,7 +20,6 @@ from pypcd.evaluation.tasks import frozen
 from pypcd.evaluation.tasks.kv import KV
 from pypcd.evaluation.tasks.metrics import any_match
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
-from pypcd.evaluation.tasks.size import largest
 from pypcd.prompt import Prompt
 
 __all__ = ["KV_RECORDS", "KVRecords", "XQuAD"]
@@ -32,8 +31,7 @@ PUBLIC = frozen.DATA / "public"
 KEYS = 4  # of a record that are asked for
 
 
-@dataclasses.dataclass(frozen=True)
-class XQuAD:
+class XQuAD(frozen.Written["_Question"]):
     """A question about one paragraph of Wikipedia, which stands among paragraphs of other questions, as in RULER's `qa`.
 
     Questions are by people: XQuAD (arXiv 1910.11856), which has them from SQuAD 1.1. Question i, its gold paragraph's depth and the
@@ -46,20 +44,27 @@ class XQuAD:
     max_tokens = 32
     one_text = True
     stop = "\n"
-    may_exceed = False
 
     @property
-    def n_questions(self) -> int:
-        return len(_questions())
+    def questions(self) -> Sequence[_Question]:
+        return _questions()
 
-    def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        made: list[Sample] = []
-        size = 1
-        for i, asked in enumerate(frozen.asked(_questions(), self.name, n, n_tokens, seed)):
-            make = functools.partial(asked.sample, i)
-            size = largest(make, 1, n_tokens, self.max_tokens, tokenizer, near=size)
-            made.append(make(size))
-        return made
+    def sample(self, i: int, asked: _Question, size: int) -> Sample:
+        """The question on a text of this number of paragraphs."""
+        rng = random.Random(asked.id)
+        others = itertools.cycle(rng.sample(asked.others, len(asked.others)))
+        at = round(rng.random() * (size - 1))
+        text = list(itertools.islice(others, size - 1))
+        text.insert(at, asked.paragraph)
+        prompt = Prompt(
+            "Answer the question at the end with a few words from the text.\n\n",
+            tuple(text),
+            "\n\n",
+            f"\n\nQuestion: {asked.question}\n",
+            answer_prefix="Answer:",
+        )
+        depth = at / max(size - 1, 1)
+        return Sample(i, prompt, (asked.answer,), depth, {"id": asked.id}, gold=f" {asked.answer}", end="\n")
 
     def score(self, prediction: str, sample: Sample) -> float:
         """1 if the first line has the answer in it, upper or lower case."""
@@ -73,23 +78,6 @@ class _Question:
     answer: str
     paragraph: str
     others: tuple[str, ...]  # the other paragraphs of its half
-
-    def sample(self, i: int, size: int) -> Sample:
-        """The question on a text of this number of paragraphs."""
-        rng = random.Random(self.id)
-        others = itertools.cycle(rng.sample(self.others, len(self.others)))
-        at = round(rng.random() * (size - 1))
-        text = list(itertools.islice(others, size - 1))
-        text.insert(at, self.paragraph)
-        prompt = Prompt(
-            "Answer the question at the end with a few words from the text.\n\n",
-            tuple(text),
-            "\n\n",
-            f"\n\nQuestion: {self.question}\n",
-            answer_prefix="Answer:",
-        )
-        depth = at / max(size - 1, 1)
-        return Sample(i, prompt, (self.answer,), depth, {"id": self.id}, gold=f" {self.answer}", end="\n")
 
 
 @functools.cache
@@ -127,13 +115,13 @@ class KVRecords(KV):
         frozen.asked(range(self.n_questions), self.name, n, n_tokens, 0)
         return super().samples(n, n_tokens, tokenizer, seed)
 
-    def questions(self, n: int, n_pairs: int, seed: int = 0) -> Iterator[Sample]:
+    def questions(self, n: int, size: int, seed: int = 0) -> Iterator[Sample]:
         records = frozen.in_order(_records(), seed)
         for i in range(n):
             begin = i % len(records)
             in_half = itertools.cycle([*records[begin::2], *records[begin % 2 : begin : 2]])
-            pairs = list(itertools.islice(itertools.chain.from_iterable(in_half), n_pairs))
-            yield self.question(i, pairs, i * n_pairs // n)
+            pairs = list(itertools.islice(itertools.chain.from_iterable(in_half), size))
+            yield self.question(i, pairs, i * size // n)
 
 
 @functools.cache

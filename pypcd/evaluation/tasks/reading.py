@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pypcd.evaluation.tasks import frozen
 from pypcd.evaluation.tasks.metrics import first_named, same_sentence
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
-from pypcd.evaluation.tasks.size import fill
+from pypcd.evaluation.tasks.size import Sized, fill
 from pypcd.prompt import Prompt
 
 __all__ = ["READING", "Reading"]
@@ -24,8 +24,8 @@ __all__ = ["READING", "Reading"]
 QUOTED = 'The sentence is: "'
 
 
-@dataclasses.dataclass(frozen=True)
-class Reading:
+@dataclasses.dataclass(eq=False)
+class Reading(Sized):
     """A kind of texts with questions.
 
     Attributes:
@@ -38,12 +38,9 @@ class Reading:
 
     metric = "accuracy"
     one_text = True
-    stop = ""
-    may_exceed = False
 
-    @property
-    def name(self) -> str:
-        return f"reading-{self.kind}"
+    def __post_init__(self) -> None:
+        self.name = f"reading-{self.kind}"
 
     @property
     def n_questions(self) -> int:

@@ -2,10 +2,9 @@
 
 RULER (arXiv 2404.06654; github.com/NVIDIA/RULER, scripts/data/synthetic): constants.py has the templates,
 variable_tracking.py, niah.py, common_words_extraction.py and freq_words_extraction.py make the questions, synthetic.yaml
-has the settings; scripts/eval/synthetic has the metric. `vt-authors` is the variant of PCD's authors
-(github.com/ZackZikaiXiao/Long_Contrastive_Decoding, benchmark/super_retrieval). Two things differ from RULER's own files:
+has the settings; scripts/eval/synthetic has the metric. Two things differ from RULER's own files:
 random choices come from Python's `random` with our seed, and all questions of a task at one length have the same number
-of sentences or words, while RULER shortens single ones. `ruler_files` has the questions that RULER itself made.
+of sentences or words, while RULER shortens single ones.
 """
 
 from __future__ import annotations
@@ -20,40 +19,49 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from pypcd.evaluation.tasks.metrics import list_f1, recall
-from pypcd.evaluation.tasks.sample import Sample, Tokenizer
-from pypcd.evaluation.tasks.size import check_cell, fill
+from pypcd.evaluation.tasks.metrics import recall
+from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
+from pypcd.evaluation.tasks.size import Sized, check_cell, fill
 from pypcd.prompt import Prompt
 
-__all__ = ["CWE", "FWE", "NIAH", "VT", "VTAuthors", "listed", "numbered"]
+__all__ = [
+    "CWE",
+    "FWE",
+    "NIAH",
+    "NOISE",
+    "N_HOPS",
+    "VT",
+    "chain",
+    "hidden",
+    "listed",
+    "names_of",
+    "numbered",
+    "tracking",
+]
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
 N_HOPS = 4
-TRACK = "Memorize and track the chain(s) of variable assignment hidden in the following text."
-FIND = "Question: Find all variables that are assigned the value {value} in the text"
-ACCORDING = (
-    " Answer: According to the chain(s) of variable assignment in the text above, "
-    "{n} variables are {assigned} the value {value}, they are: "
-)
 
 
-@dataclasses.dataclass(frozen=True)
-class VT:
+class _Ruler(Task):
+    """What RULER's tasks have in common."""
+
+    metric = "recall"
+
+    def score(self, prediction: str, sample: Sample) -> float:
+        return recall(prediction, sample.answers)
+
+
+class VT(_Ruler):
     """Variable tracking as in today's RULER: one chain of four hops, one worked example before the question.
 
     The example has as many sentences as fit in 500 tokens. Where its chain is hidden is drawn once; its names and value
     are drawn for every question. Answers are the names in the chain's order, but the metric ignores the order.
     """
 
-    name: str = "vt"
-    max_tokens: int = 30
-
-    metric = "recall"
-    one_text = False
-    stop = ""
-    may_exceed = False
-    n_questions = None
+    name = "vt"
+    max_tokens = 30
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         check_cell(n, n_tokens)
@@ -64,19 +72,16 @@ class VT:
             lambda size: self._questions(n, size, n_noises, seed), N_HOPS + 1, n_tokens, self.max_tokens, tokenizer
         )
 
-    def score(self, prediction: str, sample: Sample) -> float:
-        return recall(prediction, sample.answers)
-
     def _questions(self, n: int, n_noises: int, n_example_noises: int, seed: int) -> Iterator[Sample]:
         rng = random.Random(f"vt {seed} {n_noises}")
         for i in range(n):
             value, example_value = rng.sample(range(10000, 99999), 2)
-            names, example_names = _names(rng, 5), _names(rng, 3)
-            before, after, answer_prefix = _tracking(value)
+            names, example_names = names_of(rng, 5), names_of(rng, 3)
+            before, after, answer_prefix = tracking(value)
             example = self._example(n_example_noises, seed, example_names, example_value)
             prompt = Prompt(
                 before=f"{example} {' '.join(example_names)}\n\n{before}",
-                segments=_hidden(rng, [NOISE] * n_noises, _chain(names, value)),
+                segments=hidden(rng, [NOISE] * n_noises, chain(names, value)),
                 joiner="\n",
                 after=after,
                 answer_prefix=answer_prefix,
@@ -88,57 +93,15 @@ class VT:
     ) -> str:
         """The worked example without its answer, which is what RULER counts the tokens of."""
         rng = random.Random(f"vt {seed} example")
-        before, after, answer_prefix = _tracking(value)
-        return before + "\n".join(_hidden(rng, [NOISE] * n_noises, _chain(names, value))) + after + answer_prefix
-
-
-@dataclasses.dataclass(frozen=True)
-class VTAuthors:
-    """Variable tracking as PCD's authors run it: RULER of 2024, with their request for a list and their one example turn.
-
-    RULER of 2024 ends every noise sentence with a newline and joins all with spaces; "assgined" is its spelling. The
-    authors do not give the number of chains in their questions; here it is RULER's default, one.
-    """
-
-    name: str = "vt-authors"
-    max_tokens: int = 300
-
-    metric = "F1"
-    one_text = False
-    stop = ""
-    may_exceed = False
-    n_questions = None
-
-    def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        check_cell(n, n_tokens)
-        # with fewer noise sentences, RULER of 2024 splits them
-        return fill(lambda size: self._questions(n, size, seed), N_HOPS + 2, n_tokens, self.max_tokens, tokenizer)
-
-    def score(self, prediction: str, sample: Sample) -> float:
-        return list_f1(prediction, sample.answers)
-
-    def _questions(self, n: int, n_noises: int, seed: int) -> Iterator[Sample]:
-        rng = random.Random(f"vt {seed} {n_noises}")
-        for i in range(n):
-            value, names = rng.randrange(10000, 99999), _names(rng, 5)
-            before, after, answer_prefix = _tracking(value, "assgined")
-            prompt = Prompt(
-                before="\n\n" + before,
-                segments=_hidden(rng, [NOISE + "\n"] * n_noises, _chain(names, value)),
-                joiner=" ",
-                after=f"{after}{answer_prefix} Your response should consist solely of listing all the variables in the "
-                "specified format, such as 'AAA, BBB, CCC, DDD, EEE'; do not include any additional text in your "
-                "response.",
-                shots=(_authors_shot(),),
-            )
-            yield Sample(i, prompt, names, gold=", ".join(names))  # as in the example turn
+        before, after, answer_prefix = tracking(value)
+        return before + "\n".join(hidden(rng, [NOISE] * n_noises, chain(names, value))) + after + answer_prefix
 
 
 Kind = Literal["words", "numbers", "uuids", "coded"]
 
 
-@dataclasses.dataclass(frozen=True)
-class NIAH:
+@dataclasses.dataclass(eq=False)
+class NIAH(_Ruler, Sized):
     """Needles (the sentences to find) in a haystack of one repeated noise sentence or of other needles; never last.
 
     Numbers have seven digits; UUIDs are random ones of version 4. A word is an adjective and a noun of the package
@@ -161,42 +124,25 @@ class NIAH:
     n_values: int = 1
     n_queries: int = 1
 
-    metric = "recall"
-    stop = ""
-    may_exceed = False
-    n_questions = None
+    def __post_init__(self) -> None:
+        self.smallest = self.n_queries * self.n_values  # the needles that the question is about
+        self.one_text = self.smallest == 1
 
-    @property
-    def one_text(self) -> bool:
-        return self._n_needles == 1
-
-    def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        check_cell(n, n_tokens)
-        return fill(lambda size: self._questions(n, size, seed), self._n_needles, n_tokens, self.max_tokens, tokenizer)
-
-    def score(self, prediction: str, sample: Sample) -> float:
-        return recall(prediction, sample.answers)
-
-    @property
-    def _n_needles(self) -> int:
-        """How many needles the question is about."""
-        return self.n_queries * self.n_values
-
-    def _questions(self, n: int, n_sentences: int, seed: int) -> Iterator[Sample]:
+    def questions(self, n: int, size: int, seed: int = 0) -> Iterator[Sample]:
         # published figures are on these questions: seeding and order of draws must not change
-        rng = random.Random(f"{self.name} {seed} {n_sentences}")
-        one = self._n_needles == 1  # RULER's template is in the singular then
+        rng = random.Random(f"{self.name} {seed} {size}")
+        one = self.smallest == 1  # RULER's template is in the singular then
         a, what, are, are_all = ("A", self.values[:-1], "is", "is") if one else ("Some", self.values, "are", "are all")
-        n_others = n_sentences if self.haystack == "needles" else 0
+        n_others = size if self.haystack == "needles" else 0
         for i in range(n):
             keys = _distinct(rng, self.keys, self.n_queries + n_others)
-            values = _distinct(rng, self.values, self._n_needles + n_others)
+            values = _distinct(rng, self.values, self.smallest + n_others)
             asked = keys[: self.n_queries]
             pairs = list(zip([*(key for key in asked for _ in range(self.n_values)), *keys[self.n_queries :]], values))
-            wanted, others = pairs[: self._n_needles], pairs[self._n_needles :]
+            wanted, others = pairs[: self.smallest], pairs[self.smallest :]
             rng.shuffle(wanted)
             needles = self._sentences(wanted)
-            segments = _hidden(rng, self._sentences(others) or [NOISE] * n_sentences, needles)
+            segments = hidden(rng, self._sentences(others) or [NOISE] * size, needles)
             query = listed(asked)
             prompt = Prompt(
                 before=f"{a} special magic {what} {are} hidden within the following text. Make sure to memorize it. "
@@ -207,7 +153,7 @@ class NIAH:
                 answer_prefix=f" The special magic {what} for {query} mentioned in the provided text {are}",
             )
             answers = tuple(value for key in asked for other, value in wanted if other == key)
-            depth = segments.index(needles[0]) / n_sentences if one else None
+            depth = segments.index(needles[0]) / size if one else None
             yield Sample(i, prompt, answers, depth, gold=f" {listed(answers)}")
 
     def _sentences(self, pairs: Sequence[tuple[str, str]]) -> list[str]:
@@ -217,8 +163,7 @@ class NIAH:
 N_COMMON = 10
 
 
-@dataclasses.dataclass(frozen=True)
-class CWE:
+class CWE(_Ruler):
     """Common words extraction: the ten words that a numbered list has most often, after one worked example.
 
     In the question each common word stands 30 times and each other word 3 times; below 4096 tokens 6 times and once. The
@@ -226,23 +171,14 @@ class CWE:
     takes all of its words from a file of its own. Ours are then an adjective and a noun with a hyphen, like a needle's.
     """
 
-    name: str = "cwe"
-    max_tokens: int = 120
-
-    metric = "recall"
-    one_text = False
-    stop = ""
-    may_exceed = False
-    n_questions = None
+    name = "cwe"
+    max_tokens = 120
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         check_cell(n, n_tokens)
         return fill(
             lambda size: self._questions(n, size, n_tokens, seed), N_COMMON + 1, n_tokens, self.max_tokens, tokenizer
         )
-
-    def score(self, prediction: str, sample: Sample) -> float:
-        return recall(prediction, sample.answers)
 
     def _questions(self, n: int, n_words: int, n_tokens: int, seed: int) -> Iterator[Sample]:
         rng = random.Random(f"cwe {seed} {n_words}")
@@ -268,8 +204,7 @@ FEWEST_CODED = 74
 """With fewer, the fourth and the fifth rank may be equally frequent: with 42, for example, both words stand once."""
 
 
-@dataclasses.dataclass(frozen=True)
-class FWE:
+class FWE(_Ruler):
     """Frequent words extraction: the three most frequent of the coded words, which are six random letters each.
 
     Of n words, the one of rank k stands n * k**-2 / zeta(2) times, rounded down (a Zeta distribution with alpha 2). Rank 1
@@ -277,14 +212,8 @@ class FWE:
     of the prompt, as in RULER, but here at least ten.
     """
 
-    name: str = "fwe"
-    max_tokens: int = 50
-
-    metric = "recall"
-    one_text = False
-    stop = ""
-    may_exceed = False
-    n_questions = None
+    name = "fwe"
+    max_tokens = 50
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         check_cell(n, n_tokens)
@@ -292,9 +221,6 @@ class FWE:
         return fill(
             lambda size: self._questions(n, size, n_ranks, seed), FEWEST_CODED, n_tokens, self.max_tokens, tokenizer
         )
-
-    def score(self, prediction: str, sample: Sample) -> float:
-        return recall(prediction, sample.answers)
 
     def _questions(self, n: int, n_words: int, n_ranks: int, seed: int) -> Iterator[Sample]:
         rng = random.Random(f"fwe {seed} {n_words}")
@@ -327,16 +253,18 @@ def numbered(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{i}. {word}" for i, word in enumerate(words, 1))
 
 
-def _tracking(value: int, assigned: str = "assigned") -> tuple[str, str, str]:
+def tracking(value: int) -> tuple[str, str, str]:
     """The text before the context, the question after it, and the beginning of the answer."""
-    return (
-        TRACK + "\n\n",
-        "\n" + FIND.format(value=value) + " above.",
-        ACCORDING.format(n=N_HOPS + 1, assigned=assigned, value=value),
+    before = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
+    after = f"\nQuestion: Find all variables that are assigned the value {value} in the text above."
+    answer_prefix = (
+        " Answer: According to the chain(s) of variable assignment in the text above, "
+        f"{N_HOPS + 1} variables are assigned the value {value}, they are: "
     )
+    return before, after, answer_prefix
 
 
-def _names(rng: random.Random, n_letters: int) -> tuple[str, ...]:
+def names_of(rng: random.Random, n_letters: int) -> tuple[str, ...]:
     names: list[str] = []
     while len(names) < N_HOPS + 1:
         name = "".join(rng.choices(string.ascii_uppercase, k=n_letters))
@@ -345,34 +273,18 @@ def _names(rng: random.Random, n_letters: int) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _chain(names: Sequence[str], value: int) -> list[str]:
+def chain(names: Sequence[str], value: int) -> list[str]:
     hops = [f"VAR {name} = VAR {before} " for before, name in itertools.pairwise(names)]
     return [f"VAR {names[0]} = {value}", *hops]
 
 
-def _hidden(rng: random.Random, sentences: Sequence[str], lines: Sequence[str]) -> tuple[str, ...]:
+def hidden(rng: random.Random, sentences: Sequence[str], lines: Sequence[str]) -> tuple[str, ...]:
     """The sentences with the lines inserted in their order, each before a different, randomly chosen sentence."""
     places = sorted(rng.sample(range(len(sentences)), len(lines)))
     hidden = list(sentences)
     for j, (place, line) in enumerate(zip(places, lines)):
         hidden.insert(place + j, line)
     return tuple(hidden)
-
-
-@functools.cache
-def _authors_shot() -> tuple[str, str]:
-    """The authors' example turn; in it the template's line breaks are written as \\n, and "above." is missing."""
-    first, second = ("ZUG", "GOC", "TVZ", "NDR", "YEN"), ("NCQ", "VNF", "JEY", "XXP", "MCJ")
-    a, b = iter(_chain(first, 97498)), iter(_chain(second, 47194))
-    noise = NOISE + "\n"
-    context = " ".join(
-        [noise] * 3
-        + [next(a), next(b), next(a), noise, next(b), next(a), noise, next(b), noise, next(b), noise, next(a)]
-        + [noise] * 2
-        + [next(b), next(a), noise]
-    )
-    question = FIND.format(value=47194) + ACCORDING.format(n=N_HOPS + 1, assigned="assgined", value=47194)
-    return rf"{TRACK}\n\n{context}\n{question}", ", ".join(second)
 
 
 def _distinct(rng: random.Random, kind: Kind, n: int) -> list[str]:

@@ -5,6 +5,7 @@ A cell is one task at one length.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -66,7 +67,7 @@ class Sample:
         return self.gold if self.prompt.answer_prefix else self.gold.lstrip()  # a turn does not begin with a space
 
 
-class Task(Protocol):
+class Task(abc.ABC):
     """A benchmark: questions, and how their answers are scored.
 
     Attributes:
@@ -74,32 +75,23 @@ class Task(Protocol):
         metric: the metric's name, for tables.
         max_tokens: the longest answer.
         stop: the text that ends an answer, besides the model's own end token; "" if none does.
-        n_questions: how many there are; None if they are generated.
         may_exceed: whether prompts may have more than n_tokens, since a publication or a file fixes their size.
         one_text: whether each question has one text that is right, an answer is right or wrong, and no grammar constrains it.
     """
 
-    @property
-    def n_questions(self) -> int | None: ...
+    name: str
+    metric: str
+    max_tokens: int
+    stop: str = ""
+    may_exceed: bool = False
+    one_text: bool = False
 
     @property
-    def may_exceed(self) -> bool: ...
+    def n_questions(self) -> int | None:
+        """How many there are; None if they are generated."""
+        return None
 
-    @property
-    def one_text(self) -> bool: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def metric(self) -> str: ...
-
-    @property
-    def max_tokens(self) -> int: ...
-
-    @property
-    def stop(self) -> str: ...
-
+    @abc.abstractmethod
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         """n questions whose prompts, with their answers, are as long as possible without exceeding n_tokens.
 
@@ -109,8 +101,7 @@ class Task(Protocol):
         Raises:
             ValueError: n_tokens is too short for a question; the message says how many are needed.
         """
-        ...
 
+    @abc.abstractmethod
     def score(self, prediction: str, sample: Sample) -> float:
         """The score of an answer, 0 to 1."""
-        ...

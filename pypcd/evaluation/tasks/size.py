@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import abc
+from collections.abc import Callable, Iterable, Iterator
 
 from pypcd.errors import InputError
-from pypcd.evaluation.tasks.sample import Sample, Tokenizer
+from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
 from pypcd.settings.ranges import Integer
 
-__all__ = ["check_cell", "fill", "largest"]
+__all__ = ["Sized", "check_cell", "fill", "largest"]
 
 
 def check_cell(n: int, n_tokens: int) -> None:
@@ -20,41 +21,46 @@ def check_cell(n: int, n_tokens: int) -> None:
     Integer(1)("n_tokens", n_tokens)
 
 
+class Sized(Task):
+    """A benchmark whose questions of one length all have the same size, the largest at which each prompt and its answer fit.
+
+    Attributes:
+        smallest: the smallest size that makes a question. A size is the number of pairs or sentences in each context.
+    """
+
+    smallest: int
+
+    @abc.abstractmethod
+    def questions(self, n: int, size: int, seed: int = 0) -> Iterator[Sample]:
+        """n questions of a size."""
+
+    def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
+        check_cell(n, n_tokens)
+        return fill(lambda size: self.questions(n, size, seed), self.smallest, n_tokens, self.max_tokens, tokenizer)
+
+
 def fill(
     make: Callable[[int], Iterable[Sample]], smallest: int, n_tokens: int, n_answer: int, tokenizer: Tokenizer
 ) -> list[Sample]:
     """The samples of the largest size at which every prompt and its answer fit in n_tokens.
 
     Args:
-        make: returns the samples of a size, which is the number of pairs or sentences in each context.
-        smallest: the smallest size that makes a question.
+        make: returns the samples of a size.
         n_answer: tokens of an answer.
 
     Raises:
         ValueError: even the smallest size does not fit.
     """
 
-    def need(sample: Sample) -> int:
-        return tokenizer.count(sample.prompt) + n_answer
+    def needs(size: int) -> Iterator[int]:
+        return (tokenizer.count(sample.prompt) + n_answer for sample in make(size))
 
-    def first_fits(size: int) -> bool:
-        return need(next(iter(make(size)))) <= n_tokens
-
-    def all_fit(size: int) -> bool:
-        return all(need(sample) <= n_tokens for sample in make(size))
-
-    if not all_fit(smallest):
-        needed = max(need(sample) for sample in make(smallest))
-        raise _too_short(n_tokens, needed, n_answer)
+    if max(needs(smallest)) > n_tokens:
+        raise _too_short(n_tokens, max(needs(smallest)), n_answer)
     # The first sample gives an upper bound. Counting all samples at every step would take n times as long, and the others
     # differ by only a few tokens.
-    size, too_large = smallest, 2 * smallest
-    while first_fits(too_large):
-        size, too_large = too_large, 2 * too_large
-    while too_large - size > 1:
-        middle = (size + too_large) // 2
-        size, too_large = (middle, too_large) if first_fits(middle) else (size, middle)
-    while not all_fit(size):
+    size = largest(lambda size: next(iter(make(size))), smallest, n_tokens, n_answer, tokenizer)
+    while any(need > n_tokens for need in needs(size)):
         size -= 1
     return list(make(size))
 
@@ -66,13 +72,13 @@ def largest(
     n_answer: int,
     tokenizer: Tokenizer,
     *,
-    near: int,
+    near: int = 0,
     most: int | None = None,
 ) -> int:
     """The largest size at which one sample and its answer fit in n_tokens, however large the others are.
 
     Args:
-        make, smallest, n_answer: as in fill().
+        make: returns the sample of a size.
         near: a guess, which saves time and changes nothing else.
         most: no size is larger.
 
@@ -88,16 +94,14 @@ def largest(
 
     if not fits(smallest):
         raise _too_short(n_tokens, need(smallest), n_answer)
-    size, too_large, step = smallest, max(near, smallest) + 1, 1
-    if near > smallest and not fits(near):  # the guess is too large: go down from it in growing steps
-        too_large = near
-        while too_large - step > smallest and not fits(too_large - step):
-            too_large, step = too_large - step, 2 * step
-        size = max(smallest, too_large - step)
-    else:  # go up from it
-        size = max(near, smallest)
+    size, step = smallest, max(smallest, 1)
+    too_large = near
+    if near <= smallest or fits(near):  # go up in growing steps, small ones from a guess
+        size, step = (near, 1) if near > smallest else (size, step)
+        too_large = size + step
         while fits(too_large):
-            size, too_large, step = too_large, too_large + 2 * step, 2 * step
+            step *= 2
+            size, too_large = too_large, too_large + step
     while too_large - size > 1:
         middle = (size + too_large) // 2
         size, too_large = (middle, too_large) if fits(middle) else (size, middle)
