@@ -37,8 +37,11 @@ def sentence(error: BaseException) -> str:
     return "there is not enough memory" if isinstance(error, MemoryError) else str(error)
 
 
-# a run of letters that a line may not break in, white space, or a character of a script without spaces
-_PARTS = re.compile(r"[!-~\u00a1-\u10ff]+|\s|.")
+# a run that no line may break in, white space, or a wide character (of Chinese, Japanese, Korean; an emoji), beside which it may
+_WIDE = (
+    "\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\uffe0-\uffe6\U0001f300-\U0003fffd"
+)
+_PARTS = re.compile(rf"[^\s{_WIDE}]+|\s|.")
 
 
 class Flow:

@@ -75,7 +75,7 @@ def test_the_servers_compute_and_no_other_model_does_so_there(
 
 @pytest.fixture(scope="module")
 def question() -> str:
-    return command("demo", "--question", "215").stdout
+    return command("demo", "215").stdout
 
 
 def test_generate_writes_the_same_text(question: str) -> None:
