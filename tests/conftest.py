@@ -61,15 +61,25 @@ def pytest_configure(config: pytest.Config) -> None:
 FAST_FOLDERS = {"settings", "decode"}
 FAST_MODULES = {
     "balance", "cli_tune", "constrained", "constraint", "context", "cpp", "decay", "docs",
-    "exports", "floors", "gate0", "graphwalks", "kv", "layers", "metrics",
+    "exports", "gate0", "graphwalks", "kv", "layers", "metrics",
     "nocache", "nolima", "packaging", "places", "progress", "report", "import_layers", "public", "ruler", "salience", "sampler", "sequences",
-    "spectrum", "stats", "table", "tap", "tasks",
+    "spectrum", "stats", "table", "tap",
 }  # fmt: skip
+
+
+def is_fast(path: Path) -> bool:
+    return path.parent.name in FAST_FOLDERS or path.stem.partition("_")[2] in FAST_MODULES
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With -m fast the other modules are not even imported, which takes longer than the fast tests."""
+    is_other = collection_path.name.startswith("test_") and not is_fast(collection_path)
+    return True if is_other and config.getoption("markexpr") == "fast" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent.name in FAST_FOLDERS or item.path.stem.partition("_")[2] in FAST_MODULES:
+        if is_fast(item.path):
             item.add_marker("fast")
 
 
