@@ -17,8 +17,8 @@ import multiprocessing
 import os
 import pathlib
 import pickle
+import platform
 import signal
-import sys
 import threading
 import traceback
 import urllib.parse
@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from pypcd import files
-from pypcd.errors import ArgumentError, InputError, ModelError, PCDError, UnsupportedError
+from pypcd.errors import MENDABLE, InputError, PCDError
 from pypcd.evaluation.plan import Key
 from pypcd.extras import require
 from pypcd.llama import machine
@@ -35,9 +35,8 @@ from pypcd.llama import machine
 __all__ = [
     "Cluster",
     "Executor",
-    "InProcess",
     "Jobs",
-    "ProcessPool",
+    "Processes",
     "Record",
     "Todo",
     "Work",
@@ -68,10 +67,6 @@ class Executor(abc.ABC):
     """Where questions are answered."""
 
     @abc.abstractmethod
-    def n_workers(self) -> int:
-        """How many questions are answered at the same time."""
-
-    @abc.abstractmethod
     def n_threads(self) -> int | None:
         """The threads that each worker's share of the cores allows; None: whatever is fastest."""
 
@@ -85,44 +80,26 @@ class Executor(abc.ABC):
         """
 
 
-class InProcess(Executor):
-    """This process."""
-
-    def n_workers(self) -> int:
-        return 1
-
-    def n_threads(self) -> int | None:
-        return None
-
-    def ask(self, make: Make, todo: Todo, refused: dict[str, str]) -> Work:
-        if not todo:
-            return
-        worker = make()
-        try:
-            refused.update(worker.refused)
-            for item, methods in todo.items():
-                yield from worker.answer(*item, methods)
-        finally:
-            worker.close()
-
-
-class ProcessPool(InProcess):
-    """Several processes on this machine, each with a worker; they last as long as the questions."""
+class Processes(Executor):
+    """Processes of this machine, each with a worker, which last as long as the questions; one is this process."""
 
     def __init__(self, n: int) -> None:
         self._n = n
 
-    def n_workers(self) -> int:
-        return self._n
-
     def n_threads(self) -> int | None:
-        return max(1, machine.n_cores() // self._n)
+        return max(1, machine.n_cores() // self._n) if self._n > 1 else None
 
     def ask(self, make: Make, todo: Todo, refused: dict[str, str]) -> Work:
         n = min(self._n, len(todo))
-        if n < 2:
-            yield from super().ask(make, todo, refused)
-            return
+        if n > 1:
+            yield from self._beside(n, make, todo, refused)
+        elif todo:
+            with contextlib.closing(make()) as worker:
+                refused.update(worker.refused)
+                for item, methods in todo.items():
+                    yield from worker.answer(*item, methods)
+
+    def _beside(self, n: int, make: Make, todo: Todo, refused: dict[str, str]) -> Work:
         context = multiprocessing.get_context("spawn")  # a forked process would share llama.cpp's threads
         reader, writer = context.Pipe(duplex=False)
         pool = concurrent.futures.ProcessPoolExecutor(n, context, _end_with, (reader,))
@@ -164,9 +141,6 @@ class Cluster(Executor, contextlib.AbstractContextManager["Cluster"]):
         self._closing.close()
         self.__dict__.pop("_client", None)
 
-    def n_workers(self) -> int:
-        return len(self._workers())
-
     def n_threads(self) -> int:
         cores = self.everywhere(machine.n_cores)
         hosts = {worker: urllib.parse.urlsplit(worker).hostname for worker in cores}
@@ -177,10 +151,10 @@ class Cluster(Executor, contextlib.AbstractContextManager["Cluster"]):
         """What a function returns in each worker, by its name."""
         with self._connected():
             asked = {
-                worker: self._client.submit(pickle.loads, _called(call), workers=[worker], pure=False)
+                worker: self._client.submit(pickle.loads, pickle.dumps(_Call(call)), workers=[worker], pure=False)
                 for worker in self._workers()
             }
-            return {worker: _value(future.result()) for worker, future in asked.items()}
+            return {worker: future.result() for worker, future in asked.items()}
 
     def ask(self, make: Make, todo: Todo, refused: dict[str, str]) -> Work:
         if not todo:
@@ -188,7 +162,8 @@ class Cluster(Executor, contextlib.AbstractContextManager["Cluster"]):
         workers = self._workers()
         with self._connected():
             try:
-                yield from _map(self._client.get_executor(pure=False), make, todo, refused, self._dask.KilledWorker)
+                pool, there = self._client.get_executor(pure=False), functools.partial(_there, make)
+                yield from _map(pool, there, todo, refused, self._dask.KilledWorker)
             finally:
                 if self._client.status == "running":
                     for worker in workers:  # each behind the question that it is answering
@@ -270,7 +245,7 @@ Jobs = int | Executor  # a number of processes on this machine, or another place
 def executor_of(jobs: Jobs) -> Executor:
     if isinstance(jobs, Executor):
         return jobs
-    return ProcessPool(jobs) if jobs > 1 else InProcess()
+    return Processes(jobs)
 
 
 def _map(
@@ -290,13 +265,13 @@ def _map(
         killed: what it raises for a question that ended every process that was asked it.
     """
     run = uuid.uuid4().hex
-    asked = {pool.submit(_done, functools.partial(_answer, run, make, item)): item for item in todo.items()}
+    asked = {pool.submit(_answer, run, make, item): item for item in todo.items()}
     suspects = {}
     try:
         for future in concurrent.futures.as_completed(asked):
             question, methods = asked[future]
             try:
-                refusals, answers = _value(future.result())
+                refusals, answers = future.result()
             except killed as error:
                 suspects[question] = methods
                 why = f"every worker that was asked it ended ({error}); their logs say why"
@@ -320,67 +295,6 @@ def failed_record(key: Key, why: str) -> Record:
     return {**names, **empty, "error": why, "score": 0.0, "salience": None, "n_tokens": 0}
 
 
-# -- errors cross to another process as text: not every exception can be pickled --------------------------------------
-
-_ERRORS: dict[str, type[Exception]] = {
-    kind.__name__: kind
-    for kind in (
-        PCDError,
-        InputError,
-        ArgumentError,
-        OSError,
-        FileNotFoundError,
-        MemoryError,
-        ModelError,
-        UnsupportedError,
-    )
-}
-
-
-class _Call:
-    """A call as something to unpickle: what cannot be imported there is then an error of the task, which Dask brings back."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self._function = function
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _done, (self._function,)
-
-
-def _called(function: Callable[[], Any]) -> bytes:
-    return pickle.dumps(_Call(function))
-
-
-def _done(call: Callable[[], T]) -> tuple[tuple[str, str] | None, T | None]:
-    """What a function raises, as text with its kind, and what it returns."""
-    try:
-        return None, call()
-    except Exception as error:  # noqa: BLE001  any error must reach the run
-        kind, message = _text_of(error)
-        dask = sys.modules.get("distributed")
-        with contextlib.suppress(AttributeError, ValueError):  # this is no worker of Dask
-            message = f"worker {dask.get_worker().address}: {message}"  # type: ignore[union-attr]
-        return (kind, message), None
-
-
-def _value(result: tuple[tuple[str, str] | None, Any]) -> Any:
-    error, value = result
-    if error is None:
-        return value
-    name, message = error
-    if name not in _ERRORS:
-        raise RuntimeError(f"a process of the evaluation failed:\n{message}")
-    raise _ERRORS[name](message)
-
-
-def _text_of(error: Exception) -> tuple[str, str]:
-    """An exception's kind and text; of a fault of pypcd's own, where it is."""
-    kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS), None)
-    if kind is not None:
-        return kind, str(error) or repr(error)
-    return "", "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
-
-
 # -- in another process -------------------------------------------------------------------------------------------------
 
 _lock = threading.Lock()  # on the model, if a Dask worker has several threads
@@ -392,12 +306,17 @@ def _answer(
 ) -> tuple[dict[str, str], list[tuple[Key, Record | None]]]:
     """What the worker refuses, and its answers to a question. Its model is opened by the first question of a run."""
     global _open
+    question, methods = item
     with _lock:
-        if _open is None or _open[0] != run:
-            _close_open()
-            _open = run, make()
-        question, methods = item
-        return _open[1].refused, list(_open[1].answer(*question, methods))
+        try:
+            if _open is None or _open[0] != run:
+                _close_open()
+                _open = run, make()
+            return _open[1].refused, list(_open[1].answer(*question, methods))
+        except (*MENDABLE, OSError, MemoryError):
+            raise
+        except Exception:  # noqa: BLE001  not every exception can be pickled
+            raise RuntimeError(f"a process of the evaluation failed:\n{traceback.format_exc()}") from None
 
 
 def _close() -> None:
@@ -414,9 +333,8 @@ def _close_open() -> None:
 
 def _end_with(pipe: Any) -> None:
     """End this process when the other end of a pipe is closed, or the process that holds it has ended."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches all processes of a terminal, and that one ends the others
+    # Ctrl-C reaches all processes of a terminal, and that one ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def wait() -> None:
         with contextlib.suppress(EOFError, OSError):
@@ -424,3 +342,24 @@ def _end_with(pipe: Any) -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+# -- on another machine -------------------------------------------------------------------------------------------------
+
+
+def _there(call: Callable[[], T]) -> T:
+    """What a function returns there. What it says is wrong is said with the machine's name."""
+    try:
+        return call()
+    except (*MENDABLE, OSError) as error:
+        raise type(error)(f"{platform.node()}: {error}") from None
+
+
+class _Call:
+    """A call as something to unpickle. What cannot be imported there is then an error of the task, where Dask would wait for ever."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _there, (self._function,)

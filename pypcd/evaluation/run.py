@@ -78,7 +78,6 @@ def facts(
         PCDError: a worker of a cluster has another file or version than this process, or other devices than another worker.
     """
     place = executor_of(jobs)
-    place.n_workers()  # a cluster that cannot be reached is known before a large file is hashed
     before = directory.facts() if directory is not None and directory.exists() else {}
 
     def sha256(path: str) -> str:
@@ -93,7 +92,7 @@ def facts(
     found = place.everywhere(functools.partial(_facts_there, _anywhere(plan), options or {}))
     run = {**here, **{name: next(iter(found.values()))[name] for name in _OF_WORKERS}}
     for worker, there in found.items():
-        _check_same(there, run, f"worker {worker}: ")
+        _check_same(there, run, f"{worker}: ")
     return run
 
 

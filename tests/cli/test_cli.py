@@ -677,7 +677,7 @@ def failing(request, run_here, monkeypatch):
 
     def beside(kind):
         todo = {("kv-short", 200, i): ["greedy"] for i in range(2)}
-        list(executors.ProcessPool(2).ask(functools.partial(raised, kind), todo, {}))
+        list(executors.Processes(2).ask(functools.partial(raised, kind), todo, {}))
 
     def run(kind):
         ask = raised if request.param == "here" else beside
