@@ -102,15 +102,8 @@ def stock(session: nox.Session, version: str) -> None:
     """Rows of the engine "stock", and what a user does first, on a llama-cpp-python as pip installs it."""
     kept = ROOT / ".cache/llama-cpp-python/stock"
     if not list(kept.glob(f"llama_cpp_python-{version}-*.whl")):
-        parts = (
-            "LLAVA_BUILD",
-            "LLAMA_BUILD_TOOLS",
-            "LLAMA_BUILD_EXAMPLES",
-            "LLAMA_BUILD_TESTS",
-            "LLAMA_BUILD_SERVER",
-            "LLAMA_CURL",
-        )
-        env = {"CMAKE_ARGS": " ".join(f"-D{part}=OFF" for part in parts)}
+        without_common = f"CMAKE_PROJECT_llama_cpp_INCLUDE={(ROOT / 'cmake/llama-cpp-python.cmake').as_posix()}"
+        env = {"SKBUILD_CMAKE_DEFINE": without_common, "CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}
         session.run_install(
             "pip", "wheel", "--no-deps", "--wheel-dir", str(kept), f"llama-cpp-python=={version}", env=env
         )

@@ -35,8 +35,8 @@ class Claims:
         lemma_at: the first such distance.
         lemma_bound_log10: log10 of the bound there.
         lemma_score: |S| there, A_j = 1.
-        floor: the root mean square of a normalised score at all distances, sqrt(sum A_j^2 / 2) / sum A_j. The score is
-            almost periodic and returns close to its first value again and again, so no bound on it can go to zero.
+        floor: the root mean square of a normalised score at all distances, 1 / sqrt(d). The score is almost periodic and
+            returns close to its first value again and again, so no bound on it can go to zero.
         theorem_holds: share of the simulation's distances at which ln|S_CD| / ln|S| is at most `claimed`, as stated in
             Theorem A.5: with theta', no transition, and A_j not normalised.
         theorem_holds_far: the same at random distances up to 2^32.
@@ -71,10 +71,9 @@ def claimed_rate(setting: Decay) -> float:
 
 
 def lemma_bound(distance: npt.ArrayLike, setting: Decay) -> Array:
-    """The natural logarithm of Lemma A.4's bound: C1 k^(-d/2) exp(-k^(2/d) ln B), C1 = sum_j A_j theta_j^(d/2)."""
+    """The natural logarithm of Lemma A.4's bound: C1 k^(-d/2) exp(-k^(2/d) ln B), C1 = sum_j A_j theta_j^(d/2), A_j = 1."""
     k = np.asarray(distance, np.float64)
-    amplitude, _ = setting.components()
-    c1 = float((amplitude * setting.theta ** (setting.d / 2)).sum())
+    c1 = float((setting.theta ** (setting.d / 2)).sum())
     return math.log(c1) - setting.d / 2 * np.log(k) - k ** (2 / setting.d) * math.log(setting.base)
 
 
@@ -82,10 +81,8 @@ def theorem_ratio(distance: npt.ArrayLike, setting: Decay, *, normalised: bool =
     """ln|S_CD(k)| / ln|S(k)| of Theorem A.5: S' with theta', no transition, lambda = beta."""
     k = np.asarray(distance, np.float64)
     plain = setting.replace(transition="none")
-    amplitude, phase = plain.components()
-    scale = amplitude.sum() if normalised else 1.0
-    s = scores(k, plain.theta, amplitude, phase) / scale
-    turned = scores(k, plain.theta_over, amplitude, phase) / scale
+    scale = setting.d // 2 if normalised else 1
+    s, turned = (scores(k, theta) / scale for theta in (plain.theta, plain.theta_over))
     contrasted = (1 + setting.beta) * s - setting.beta * turned
     tiny = np.finfo(float).tiny
     return np.log(np.maximum(np.abs(contrasted), tiny)) / np.log(np.maximum(np.abs(s), tiny))
@@ -97,11 +94,9 @@ def check_claims(setting: Decay, rates: dict[str, Rates]) -> Claims:
     Args:
         rates: the rates of the setting's curves, from Curves.rates().
     """
-    amplitude, phase = setting.components()
-
     first = math.floor(setting.base ** (2 / setting.d)) + 1
     near = np.arange(first, max(setting.length, first + 1), dtype=np.float64)
-    s = np.abs(scores(near, setting.theta, amplitude, phase))
+    s = np.abs(scores(near, setting.theta))
     bound = lemma_bound(near, setting)
 
     far = np.unique(np.random.default_rng(0).integers(setting.length, _FAR, _N_FAR)).astype(np.float64)
@@ -122,7 +117,7 @@ def check_claims(setting: Decay, rates: dict[str, Rates]) -> Claims:
         lemma_at=first,
         lemma_bound_log10=float(bound[0]) / math.log(10),
         lemma_score=float(s[0]),
-        floor=math.sqrt(float((amplitude**2).sum()) / 2) / float(amplitude.sum()),
+        floor=setting.d**-0.5,
         theorem_holds=float((raw <= claimed).mean()),
         theorem_holds_far=float((raw_far <= claimed).mean()),
         theorem_largest=float(max(raw.max(), raw_far.max())),

@@ -16,14 +16,13 @@ import numpy.typing as npt
 
 from pypcd.settings.fields import RANGES
 from pypcd.settings.formula import frequencies, rho
-from pypcd.settings.ranges import Choice, Integer, Number, check
+from pypcd.settings.ranges import Integer, Number, check
 
 __all__ = ["CURVES", "GRID", "Curves", "Decay", "Rates", "bins", "envelope", "grid", "log_rate", "power_rate", "scores"]
 
 Array = npt.NDArray[np.float64]
 
 CURVES = ("standard", "over_rotated", "contrasted")
-VECTORS = ("equal", "gaussian", "bound")
 
 _CHUNK = 2**20  # cosines at a time
 
@@ -32,14 +31,9 @@ _CHUNK = 2**20  # cosines at a time
 class Decay:
     """The setting of a simulation; the defaults are those of section 3.4.
 
-    The paper does not say which vectors it uses, that is, A_j and phi_j. Here they are one of:
-
-    - "equal": query and key are the same vector with A_j = 1, phi_j = 0, as RoPE's decay is usually drawn. Up to a
-      factor, this is also the mean score of random vectors that are positively correlated.
-    - "gaussian": one query and one key, drawn independently from N(0, 1) with `seed`. At every distance, the mean of
-      the score over draws is 0 and the mean of its square is the same: there is nothing to decay.
-    - "bound": the mean size of the partial sums of exp(i k theta_j), which bounds every score up to a factor that
-      depends only on the vectors (RoFormer, section 3.4.3); contrasted: the same of the weighted sum of both.
+    The paper does not say which vectors it uses, that is, A_j and phi_j. Here query and key are the same vector with A_j = 1,
+    phi_j = 0, as RoPE's decay is usually drawn. Up to a factor, this is also the mean score of random vectors that are
+    positively correlated; of independent ones the mean is 0 at every distance, and there is nothing to decay.
 
     Args:
         base: B, more than 1.
@@ -49,8 +43,6 @@ class Decay:
         d: dimensions of a head, even, 2 to 65536.
         length: distances 0 to length - 1, 16 to 2**22.
         transition: "exponential" (Eq. 4), or "none": theta* = theta', as in section A.1.
-        vectors: "equal", "gaussian" or "bound".
-        seed: for "gaussian".
 
     Raises:
         ValueError: a value is out of range.
@@ -63,14 +55,11 @@ class Decay:
     d: int = 512
     length: int = 16384
     transition: str = "exponential"
-    vectors: str = "equal"
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check(self, **{name: RANGES[name] for name in ("alpha", "beta", "transition", "seed")})
+        check(self, **{name: RANGES[name] for name in ("alpha", "beta", "transition")})
         check(self, base=Number(1, open_below=True), d=Integer(2, 65536, multiple_of=2), length=Integer(16, 2**22))
         check(self, over_base=Number(1, self.base, open_below=True, note="at most the base"))
-        check(self, vectors=Choice(VECTORS))
 
     def replace(self, **changes: Any) -> Decay:
         return dataclasses.replace(self, **changes)
@@ -86,28 +75,10 @@ class Decay:
         table = rho(self.d, alpha=self.alpha, base_ratio=self.over_base / self.base, transition=self.transition)
         return self.theta * table
 
-    def components(self) -> tuple[Array, Array]:
-        """A_j and phi_j, each float64[d/2]."""
-        if self.vectors != "gaussian":
-            return np.ones(self.d // 2), np.zeros(self.d // 2)
-        q, k = np.random.default_rng(self.seed).normal(size=(2, self.d // 2, 2)) @ np.array([1, 1j])
-        return np.abs(q) * np.abs(k), np.angle(q) - np.angle(k)
-
     def at(self, distance: npt.ArrayLike) -> Curves:
         """The three curves at given distances, as shares of the largest value that the standard one could take."""
         k = np.asarray(distance, np.float64)
-        theta, over = self.theta, self.theta_over
-        if self.vectors == "bound":
-            ones = np.ones_like(theta)
-            sizes = [
-                _partial_sums(k, ((1.0, theta),)),
-                _partial_sums(k, ((1.0, over),)),
-                _partial_sums(k, ((1.0 + self.beta, theta), (-self.beta, over))),
-            ]
-            return Curves(self, k, *(size / (np.cumsum(ones).mean()) for size in sizes))
-        amplitude, phase = self.components()
-        standard = scores(k, theta, amplitude, phase) / amplitude.sum()
-        turned = scores(k, over, amplitude, phase) / amplitude.sum()
+        standard, turned = (scores(k, theta) / (self.d // 2) for theta in (self.theta, self.theta_over))
         return Curves(self, k, standard, turned, (1 + self.beta) * standard - self.beta * turned)
 
     def simulate(self) -> Curves:
@@ -155,24 +126,12 @@ class Rates:
         return cls(power_rate(distance, values), log_rate(distance, values), log_rate(distance[late], values[late]))
 
 
-def scores(distance: Array, theta: Array, amplitude: Array, phase: Array) -> Array:
-    """S(k) = sum_j A_j cos(k theta_j + phi_j) (Lemma A.2), float64[len(distance)]."""
+def scores(distance: Array, theta: Array) -> Array:
+    """S(k) = sum_j cos(k theta_j) (Lemma A.2 with A_j = 1, phi_j = 0), float64[len(distance)]."""
     step = max(1, _CHUNK // len(theta))
     parts = [
-        np.cos(np.multiply.outer(distance[i : i + step], theta) + phase) @ amplitude
-        for i in range(0, len(distance), step)
+        np.cos(np.multiply.outer(distance[i : i + step], theta)).sum(axis=1) for i in range(0, len(distance), step)
     ]
-    return np.concatenate(parts)
-
-
-def _partial_sums(distance: Array, terms: tuple[tuple[float, Array], ...]) -> Array:
-    """Mean over i of |sum over j <= i of the weighted exp(i k theta_j)|, float64[len(distance)]."""
-    step = max(1, _CHUNK // len(terms[0][1]))
-    parts = []
-    for i in range(0, len(distance), step):
-        k = distance[i : i + step]
-        total = sum(weight * np.exp(1j * np.multiply.outer(k, theta)) for weight, theta in terms)
-        parts.append(np.abs(np.cumsum(total, axis=1)).mean(axis=1))
     return np.concatenate(parts)
 
 

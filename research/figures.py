@@ -10,14 +10,14 @@ import numpy as np
 
 from pypcd.errors import InputError
 from pypcd.evaluation.plan import BASELINE
-from pypcd.evaluation.plots import BLACK, BLUE, VERMILLION, drawable, drawing, new_figure
+from pypcd.evaluation.plots import BLACK, BLUE, VERMILLION, drawing, new_figure
 from pypcd.evaluation.stats import MARGIN, Paired
 from research.balance import LONG, RETRIEVAL, SHORT_PROMPTS, GainLoss, controlled, greedys
 from research.decay import CURVES, Curves, bins
 from research.salience import RANKS, SalienceRow, count_ranks
 from research.spectrum import Spectrum
 
-__all__ = ["balances", "decay", "decay_grid", "logits", "ranks", "salience", "seeds", "spectrum"]
+__all__ = ["balances", "decay", "decay_grid", "drawable", "logits", "ranks", "salience", "spectrum"]
 
 ORANGE, SKY, GREEN, PURPLE = "#E69F00", "#56B4E9", "#009E73", "#CC79A7"
 
@@ -37,6 +37,18 @@ _DECAY: Mapping[str, tuple[str, str, Any]] = {
     "over_rotated": ("over-rotated", VERMILLION, (0, (1, 1))),
     "contrasted": ("PCD", BLUE, "--"),
 }
+
+
+def drawable(text: str, n: int) -> str:
+    """At most n characters of a text; those that are not printable or not in the font are escaped."""
+    from matplotlib.font_manager import findfont, get_font  # type: ignore[import-not-found]
+
+    font = get_font(findfont("DejaVu Sans"))  # that of all pictures
+    kept = "".join(
+        c if c.isprintable() and font.get_char_index(ord(c)) else c.encode("unicode_escape").decode()
+        for c in text[: n + 1]
+    )
+    return kept if len(kept) <= n else kept[: n - 1] + "…"
 
 
 # -- decay ------------------------------------------------------------------------------------------
@@ -211,22 +223,6 @@ def _length_axis(axes: Any, rows: Sequence[SalienceRow]) -> None:
 
 
 # -- gain and loss ------------------------------------------------------------------------------------------
-def seeds(panels: Mapping[str, Mapping[str, Sequence[Sequence[tuple[float, float]]]]]) -> Any:
-    """A panel for each kind of model, a style for each method, a line for each seed: length and difference."""
-    with drawing():
-        figure, grid = new_figure(7.2, 3.0, ncols=len(panels), sharex=True, sharey=True, squeeze=False)
-        for axes, (title, methods) in zip(grid[0], panels.items()):
-            axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-            for (name, lines), (colour, style, marker) in zip(methods.items(), STYLES):
-                for k, line in enumerate(lines):
-                    label = name if k == 0 else None
-                    axes.plot(*_columns(line), color=colour, linestyle=style, marker=marker, linewidth=1, label=label)
-            axes.set_title(title)
-            axes.set_xlabel("tokens of prompt and answer")
-        grid[0][0].set_ylabel("difference to greedy (points)")
-        figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside right center")
-        return figure
-
 
 _FAR = -30.0, 60.0  # points: what lies further out is drawn at the edge, with its figures
 

@@ -59,7 +59,7 @@ def read_layers(llm: Llama, tokens: Sequence[int]) -> dict[int, Layer]:
             "n_ubatch and n_batch"
         )
     engine.clear(llm)
-    with llm._pcd_set_to(False), engine.tap(llm, ["Qcur", "Kcur"]) as seen:
+    with llm._pcd_set_to(None), engine.tap(llm, ["Qcur", "Kcur"]) as seen:
         llm.eval(tokens)
     engine.clear(llm)
 

@@ -10,12 +10,12 @@ import pathlib
 import sys
 from typing import Any
 
-from pypcd.cli import _options, _terminal
+from pypcd.cli import _terminal
 from pypcd.evaluation import plots
 from research import figures, files
 from research.claims import Claims, check_claims, claimed_rate
 from research.command import command
-from research.decay import CURVES, GRID, VECTORS, Curves, Decay, Rates, bins, grid
+from research.decay import CURVES, GRID, Curves, Decay, Rates, bins, grid
 
 _NAMES = {"d": "d", "beta": "beta", "alpha": "alpha", "base": "B", "over_base": "B'"}
 
@@ -46,8 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--d", metavar="N", type=int, default=standard.d, help="dimensions of a head (default %(default)s)")
     add("--length", metavar="N", type=int, default=standard.length, help="distances (default %(default)s)")
     add("--no-transition", action="store_true", help="theta* = theta', as in section A.1")
-    add("--vectors", choices=VECTORS, default=standard.vectors, metavar="V", help="equal (default), gaussian or bound")
-    add("--seed", metavar="N", type=_options.at_least(0), default=0, help="seed of the gaussian vectors")
     add("--json", action="store_true", help="print one JSON object")
 
 
@@ -60,8 +58,6 @@ def run(args: argparse.Namespace) -> int:
         d=args.d,
         length=args.length,
         transition="none" if args.no_transition else "exponential",
-        vectors=args.vectors,
-        seed=args.seed,
     )
     if args.out is not None:
         plots.require()
@@ -137,7 +133,7 @@ _LABELS = {"standard": "standard", "over_rotated": "over-rotated", "contrasted":
 def _report(s: Decay, rates: dict[str, Rates], c: Claims) -> str:
     setting = (
         f"B={s.base:g}  B'={s.over_base:g}  alpha={s.alpha:g}  beta={s.beta:g}  d={s.d}",
-        f"{s.length} distances, {s.vectors} vectors, transition {s.transition}",
+        f"{s.length} distances, transition {s.transition}",
     )
     claimed = f"{c.claimed:.5f}"
     rows = (

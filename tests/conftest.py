@@ -60,8 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
 # tests of a few seconds a module, that start no server: `scripts/test fast`
 FAST_FOLDERS = {"settings", "decode"}
 FAST_MODULES = {
-    "api", "auto", "balance", "cli_tune", "constrained", "constraint", "context", "cpp", "decay", "docs",
-    "exports", "floors", "gate0", "graphwalks", "kv", "layers", "limits", "metrics",
+    "balance", "cli_tune", "constrained", "constraint", "context", "cpp", "decay", "docs",
+    "exports", "floors", "gate0", "graphwalks", "kv", "layers", "metrics",
     "nocache", "nolima", "packaging", "places", "progress", "report", "import_layers", "public", "ruler", "salience", "sampler", "sequences",
     "spectrum", "stats", "table", "tap", "tasks",
 }  # fmt: skip

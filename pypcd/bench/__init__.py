@@ -7,13 +7,12 @@
 Knows nothing of tasks or answers.
 """
 
-from pypcd.bench.measurement import DEFAULT_METHODS, STOCK, Measurement, bench, methods_for
+from pypcd.bench.measurement import DEFAULT_METHODS, Measurement, bench, methods_for
 from pypcd.bench.placement import left_device, placements
 from pypcd.bench.selftest import self_test
 
 __all__ = [
     "DEFAULT_METHODS",
-    "STOCK",
     "Measurement",
     "bench",
     "left_device",

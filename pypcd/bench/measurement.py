@@ -1,40 +1,33 @@
-"""Times plain decoding and PCD settings: same model, same tokens, interleaved rounds.
+"""Times plain decoding and PCD settings: same model, same context, same tokens, interleaved rounds.
 
-Ratios are medians over rounds of a method's time divided by plain decoding's time in the same round, or by that of two plain
-rows ("two-rows"): what else the machine does weighs on both. Plain decoding ("greedy") and each method run with flash attention
-on or off, whichever is faster for them. Knows nothing of the terminal.
+Ratios are medians over rounds of a method's time divided by plain decoding's ("greedy") in the same round: what else the machine does
+weighs on both. Knows nothing of the terminal.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import os
 import statistics
-import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from pypcd import engine, llama
-from pypcd.bench import timing
 from pypcd.decode import setting_of
-from pypcd.errors import PCDError
 from pypcd.settings.config import PCDConfig
 
-__all__ = ["DEFAULT_METHODS", "STOCK", "Measurement", "bench", "methods_for"]
+__all__ = ["DEFAULT_METHODS", "Measurement", "bench", "methods_for"]
 
 GREEDY = "greedy"  # plain decoding
-TWO_ROWS = "two-rows"  # plain steps of two tokens: the cost of a second row, without PCD
-STOCK = "llama_cpp"  # llama_cpp.Llama with llama-cpp-python's own library, in another process
 
 # the two settings that gain more than they cost somewhere
 DEFAULT_METHODS = ("pcd:unsure", "pcd:window:relative_top=0.1")
 
 _PROMPT_ROUNDS = 3
+_WARM_UP = 6  # tokens that are not timed: graphs are built, second keys made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,15 +35,13 @@ class Measurement:
     """One method at one context length.
 
     Attributes:
-        method: "greedy", "two-rows", "llama_cpp" or "pcd:...", as given.
+        method: "greedy" or "pcd:...", as given.
         engine: of the context that it ran in.
         n_past: tokens in the cache.
-        flash_attn: whether it ran with flash attention, the faster of the two for it.
-        tokens_per_second: greedy's median, divided by the ratio. two-rows' steps count as one token each too.
+        tokens_per_second: greedy's median, divided by the ratio.
         ratio: time of a step divided by greedy's, median of rounds; 1 for greedy.
-        two_rows_ratio: time of a step divided by two-rows', median of rounds; None without two-rows.
         twins: twins (PCD's second evaluations of a token) per token.
-        prefill_ratio: time of a fresh prompt divided by greedy's; None for "two-rows" and "llama_cpp".
+        prefill_ratio: time of a fresh prompt divided by greedy's.
         kv_bytes: bytes of the context's keys and values, including the second ones that only twins see; 0 in the engine "stock",
             which does not know.
     """
@@ -58,12 +49,10 @@ class Measurement:
     method: str
     engine: str
     n_past: int
-    flash_attn: bool
     tokens_per_second: float
     ratio: float
-    two_rows_ratio: float | None
     twins: float
-    prefill_ratio: float | None
+    prefill_ratio: float
     kv_bytes: int
 
 
@@ -72,17 +61,13 @@ def methods_for(names: Iterable[str]) -> dict[str, PCDConfig | None]:
     contrasts, whatever its first token would say; any other takes as long as plain decoding.
 
     Args:
-        names: "greedy", "pcd:..." with any setting, "two-rows", "llama_cpp".
+        names: "greedy", "pcd:..." with any setting.
 
     Raises:
         ValueError: there is no such method, or it is not PCD.
     """
-    own = (TWO_ROWS, STOCK)
-    settings = {name: None if name in own else setting_of(name, own) for name in names}
-    return {
-        GREEDY: None,
-        **{name: config and config.replace(min_first_entropy=0.0) for name, config in settings.items()},
-    }
+    settings = {name: setting_of(name) for name in (GREEDY, *names)}
+    return {name: config and config.replace(min_first_entropy=0.0) for name, config in settings.items()}
 
 
 def bench(
@@ -94,7 +79,6 @@ def bench(
     n_tokens: int = 16,
     rounds: int = 5,
     n_prefill: int = 512,
-    flash_attn: Sequence[bool] = (False, True),
     progress: Callable[[str], None] = lambda text: None,
     **kwargs: Any,
 ) -> Iterator[Measurement]:
@@ -109,127 +93,111 @@ def bench(
         n_tokens: tokens decoded per round and method.
         rounds: interleaved repetitions.
         n_prefill: tokens of the prompt whose prefill is timed, at most the shortest length.
-        flash_attn: settings to try; each method is reported with its faster one.
         progress: called with what is under way.
         kwargs: passed to pypcd.Llama.
     """
     lengths = sorted(set(lengths))
-    n_ctx = lengths[-1] + n_tokens + timing.WARM_UP + 2
-    with contextlib.ExitStack() as closing:
-        contexts: list[_Context] = []
-        for flash in flash_attn:
-            progress(f"loading, flash attention {'on' if flash else 'off'}")
-            opened = _Context(model, STOCK in methods, n_ctx=n_ctx, flash_attn=flash, **kwargs)
-            contexts.append(closing.enter_context(contextlib.closing(opened)))
-        llm = contexts[0].llm
+    progress("loading")
+    llm = llama.Llama(model, n_ctx=lengths[-1] + n_tokens + _WARM_UP + 2, **kwargs)
+    with contextlib.closing(llm):
+        context = _Context(llm)
         works = {name: config for name, config in methods.items() if engine.pcd_refusal(llm, config) is None}
         stream = _stream(llm, text, lengths[-1])
-        prefill: dict[str, float] = {}
-        for n_past in lengths:
-            for i, context in enumerate(contexts, 1):
-                progress(f"filling cache {i} of {len(contexts)}, {n_past} tokens")
-                context.fill(stream[:n_past])
-            tokens = contexts[0].text.continuation(n_tokens + timing.WARM_UP)
-            few = tokens[: timing.WARM_UP + max(2, n_tokens // 4)]  # enough to tell which of two is faster
-            best: dict[str, _Context] = {}
+        prompt = stream[: min(n_prefill, lengths[0])]
+        taken: dict[str, list[float]] = {name: [] for name in works}
+        for i in range(_PROMPT_ROUNDS):
             for name, config in works.items():
-                progress(f"{n_past} tokens, flash attention on or off, {name}")
-                best[name] = min(contexts, key=lambda c: c.time(name, config, few)[0]) if contexts[1:] else contexts[0]
+                progress(f"prompt of {len(prompt)} tokens, round {i + 1} of {_PROMPT_ROUNDS}, {name}")
+                taken[name].append(context.read(config, prompt))
+        prefill = {name: _median_ratio(taken[name], taken[GREEDY]) for name in works}
 
+        for n_past in lengths:
+            progress(f"filling the cache, {n_past} tokens")
+            context.fill(stream[:n_past])
+            tokens = context.continuation(n_tokens + _WARM_UP)
             times: dict[str, list[float]] = {name: [] for name in works}
             twins: dict[str, float] = {}
             kv_bytes: dict[str, int] = {}
             for i in range(rounds):
                 for name, config in works.items():
                     progress(f"{n_past} tokens, round {i + 1} of {rounds}, {name}")
-                    seconds, twins[name], kv_bytes[name] = best[name].time(name, config, tokens)
+                    seconds, twins[name], kv_bytes[name] = context.time(config, tokens)
                     times[name].append(seconds)
-
-            prompts: dict[str, list[float]] = {name: [] for name in works if name not in (TWO_ROWS, STOCK)}
-            for i in range(_PROMPT_ROUNDS if n_past == lengths[0] else 0):
-                for name, taken in prompts.items():
-                    progress(f"prompt of {min(n_prefill, n_past)} tokens, round {i + 1} of {_PROMPT_ROUNDS}, {name}")
-                    taken.append(best[name].read(works[name], stream[: min(n_prefill, n_past)]))
-            prefill = prefill or {name: _median_ratio(taken, prompts[GREEDY]) for name, taken in prompts.items()}
 
             plain = statistics.median(times[GREEDY])
             for name in works:
                 ratio = _median_ratio(times[name], times[GREEDY])
                 yield Measurement(
                     method=name,
-                    engine=best[name].llm.engine,
+                    engine=llm.engine,
                     n_past=n_past,
-                    flash_attn=best[name].flash_attn,
                     tokens_per_second=1 / (plain * ratio),
                     ratio=ratio,
-                    two_rows_ratio=_median_ratio(times[name], times[TWO_ROWS]) if TWO_ROWS in times else None,
                     twins=twins[name],
-                    prefill_ratio=prefill.get(name),
+                    prefill_ratio=prefill[name],
                     kv_bytes=kv_bytes[name],
                 )
 
 
 class _Context:
-    """A model with flash attention on or off, and optionally the same one with the stock library in another process."""
+    """A model's context, which holds a text, and nothing else may use."""
 
-    def __init__(self, path: str, stock: bool, **kwargs: Any) -> None:
-        self.llm = llama.Llama(path, **kwargs)
-        self.text = timing.Text(self.llm)
-        self.flash_attn: bool = kwargs["flash_attn"]
-        self._stock: subprocess.Popen[str] | None = None
-        if stock:
-            given = {name: value for name, value in kwargs.items() if name != "use_extra_bufts"}
-            options = {**given, "model_path": self.llm.model_path, "n_gpu_layers": self.llm.model_params.n_gpu_layers}
-            command = [sys.executable, timing.__file__, json.dumps(options)]
-            # that variable would make this one pypcd's
-            env = {name: value for name, value in os.environ.items() if name != "PYPCD"}
-            self._stock = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, env=env
-            )
-
-    def fill(self, tokens: Sequence[int]) -> None:
-        self.llm.pcd = None
-        self.text.fill(tokens)
-        if self._stock:
-            self._ask("fill", tokens)
+    def __init__(self, llm: llama.Llama) -> None:
+        self.llm = llm
+        self._n_past = 0
+        self._state: Any = (
+            None  # a recurrent state cannot go back to an earlier token: the one after fill() is kept, and loaded
+        )
 
     def read(self, config: PCDConfig | None, prompt: Sequence[int]) -> float:
-        """Seconds for a prompt."""
+        """Evaluate a prompt from an empty cache, with the logits of its last token. Returns the seconds it took."""
         with self._set_to(config):
-            return self.text.read(prompt)
+            self.llm.reset()
+            return self._seconds(prompt)
 
-    def time(self, name: str, config: PCDConfig | None, tokens: Sequence[int]) -> tuple[float, float, int]:
-        """Seconds for a step, twins per token, and the bytes of the cache."""
+    def fill(self, tokens: Sequence[int]) -> None:
+        """Have the cache hold a text."""
+        self.llm.pcd = None
+        self.llm.reset()
+        self.llm.eval(tokens)
+        self._n_past = len(tokens)
+        self._state = self.llm.save_state() if engine.is_recurrent(self.llm) else None
+
+    def continuation(self, n_tokens: int) -> list[int]:
+        """The tokens that greedy decoding adds after fill()."""
+        tokens: list[int] = []
+        while len(tokens) < n_tokens:
+            tokens.append(int(engine.row(self.llm).argmax()))
+            self.llm.eval(tokens[-1:])
+        self._rewind()
+        return tokens
+
+    def time(self, config: PCDConfig | None, tokens: Sequence[int]) -> tuple[float, float, int]:
+        """Seconds for a step, without the first _WARM_UP; twins per token; and the bytes of the cache, which is left unchanged."""
         before = self.llm.pcd_stats().n_twins
         with self._set_to(config):
-            seconds = self._ask("time", tokens) if name == STOCK else self.text.time(tokens, 1 + (name == TWO_ROWS))
+            seconds = [self._seconds([token]) for token in tokens]
             stats = self.llm.pcd_stats()
+            self._rewind()
         second = stats.second_bytes if config is not None and _keeps_second(config) else 0
-        return seconds, (stats.n_twins - before) / len(tokens), stats.kv_bytes + second
+        return statistics.fmean(seconds[_WARM_UP:]), (stats.n_twins - before) / len(tokens), stats.kv_bytes + second
+
+    def _seconds(self, tokens: Sequence[int]) -> float:
+        start = time.perf_counter()
+        self.llm.eval(tokens)
+        engine.row(self.llm)  # a GPU has finished then
+        return time.perf_counter() - start
+
+    def _rewind(self) -> None:
+        if self._state is not None:
+            self.llm.load_state(self._state)
+        else:
+            engine.rewind(self.llm, self._n_past)
+            self.llm.n_tokens = self._n_past
 
     def _set_to(self, config: PCDConfig | None) -> contextlib.AbstractContextManager[None]:
         """Second keys stay, for the methods that have them: assigning llm.pcd would free them for a setting that needs none."""
-        return self.llm._pcd_set_to(False if config is None else config)
-
-    def _ask(self, what: str, *args: Any) -> float:
-        """Call a function of the stock process's Text."""
-        assert self._stock and self._stock.stdin and self._stock.stdout
-        try:
-            self._stock.stdin.write(json.dumps({"do": what, "args": args}) + "\n")
-            self._stock.stdin.flush()
-            line = self._stock.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            raise PCDError(
-                f"the process with the stock library ended with status {self._stock.wait()}; leave out the method {STOCK!r}"
-            )
-        return float(json.loads(line) or 0)  # fill() returns nothing
-
-    def close(self) -> None:
-        if self._stock:
-            self._stock.communicate()
-        self.llm.close()
+        return self.llm._pcd_set_to(config)
 
 
 def _keeps_second(config: PCDConfig) -> bool:

@@ -37,7 +37,7 @@ COMMANDS = {
     "bench": "time plain decoding and PCD side by side",
     "eval": "measure decoding methods on long-context tasks",
     "tune": "find the PCD setting that helps a model and harms nothing",
-    "demo": "ask the included model some questions, with and without PCD",
+    "demo": "print a question that the included model can answer",
     "completion": "print the script that completes pypcd's options in your shell",
 }
 
@@ -52,6 +52,10 @@ _MOVED = {
     "--sequences": "left the package; one text is measured at a time",
     "--data": "left the package, and so did the tasks that it was for; --task says what asks their questions now",
     "--all": "left the package; name the methods with --method",
+    "--question": "is written without its name: pypcd demo K",
+    **dict.fromkeys(("--n", "--pcd"), "left pypcd demo; pypcd eval demo measures, with --n and --method pcd:SETTING"),
+    "--picture": f"{_LEFT}.one_answer MODEL --out FILE",
+    "--html": "left the package; --json has all of it, and the page of 'pypcd serve' shows tokens with their candidates",
 }
 
 
@@ -165,7 +169,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         args.server_options = of_server
     if unknown and name is not None:
         command, word = commands[name], unknown[0].partition("=")[0]
-        if name in ("eval", "tune", "bench") and word in _MOVED:
+        if name in ("eval", "tune", "bench", "demo", "explain") and word in _MOVED:
             command.error(f"{word} {_MOVED[word]}")
         if not word.startswith("-"):
             command.error(f"unexpected argument {unknown[0]!r}")

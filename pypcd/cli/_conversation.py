@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pypcd
 from pypcd import PCDConfig, PCDError, UnsupportedError, engine, files
 from pypcd.cli import _options
-from pypcd.cli._generation import ContextFull, Figures, Generation, Reading, evaluating, go_back, read
-from pypcd.cli._reading import Kept, takes
+from pypcd.cli._generation import ContextFull, Figures, Generation
+from pypcd.cli._reading import Kept, Reading, evaluating, go_back, read, takes
 from pypcd.cli._text import counted
 from pypcd.decode import Replay
 from pypcd.decode.prompt_cache import PromptCache
@@ -31,18 +31,6 @@ Message = dict
 
 def never() -> bool:
     return False
-
-
-def ignore(*_: object) -> None:
-    pass
-
-
-class Compared(NamedTuple):
-    """A way to answer."""
-
-    title: str
-    pcd: PCDConfig | None
-    replay: Replay | None
 
 
 class Conversation:
@@ -91,36 +79,24 @@ class Conversation:
                 self.messages = [*messages, {"role": "assistant", "content": answer.text}]
                 self.figures.append(answer.figures)
 
-    @property
-    def compared(self) -> list[Compared]:
-        """What compare() compares: the PCD setting in force (or the last one that was) with none. If none ever was, replay with none
-        where there are documents, else the preset unsure."""
-        config = self.llm.pcd or self._last_on
-        if config is None and self.replay and documents_in(self._question()):
-            return [Compared("replay", None, self.replay), Compared("plain", None, None)]
-        config = config or PCDConfig.preset("unsure")
-        return [Compared(f"PCD {typed(one)}", one, self.replay) for one in (config, None)]
-
-    def compare(
-        self, stopped: Callable[[], bool] = never, look: Callable[[int, str], object] = ignore
-    ) -> list[Generation]:
-        """The last message answered in the two ways of `compared`; history and settings stay as they are.
-
-        Args:
-            look: called with the number of the answer, 0 or 1, and each piece of its text.
-        """
+    def compare(self, stopped: Callable[[], bool] = never) -> Iterator[tuple[str, Generation]]:
+        """The last message answered in two ways, each a title and an answer to iterate over before the next: the PCD setting in force
+        (or the last one that was), and none. If none ever was, replay and none where there are documents, else the preset unsure.
+        History and settings stay as they are."""
         messages, before = self._question(), (self.llm.pcd, self.replay, self.passages, self.left_out)
         sampling = dataclasses.replace(self.sampling, seed=self.sampling.draw_seed())
-        answers = []
+        config = self.llm.pcd or self._last_on
+        ways: list[tuple[str, PCDConfig | None, Replay | None]]
+        if config is None and self.replay and documents_in(messages):
+            ways = [("replay", None, self.replay), ("plain", None, None)]
+        else:
+            config = config or PCDConfig.preset("unsure")
+            ways = [(f"PCD {typed(one)}", one, self.replay) for one in (config, None)]
         try:
-            for i, way in enumerate(self.compared):
-                self.llm.pcd, self.replay = way.pcd, way.replay
-                answers.append(self._generation(messages, stopped, sampling))
-                for piece in answers[-1]:
-                    look(i, piece)
+            for title, self.llm.pcd, self.replay in ways:
+                yield title, self._generation(messages, stopped, sampling)
         finally:
             self.llm.pcd, self.replay, self.passages, self.left_out = before
-        return answers
 
     def undo(self) -> str:
         """Take back the last turn; returns its message."""

@@ -66,11 +66,6 @@ class GenerationSettings:
     def draw_seed(self) -> int:
         return random.randrange(2**32 - 1) if self.seed is None else self.seed
 
-    @property
-    def has_remedy(self) -> bool:
-        """Whether something is set against answers that repeat themselves."""
-        return self.temperature > 0 or self.repeat_penalty > 1
-
     def describe(self) -> str:
         values = {**dataclasses.asdict(self), "seed": "random" if self.seed is None else self.seed}
         return "  ".join(f"{name}={value}" for name, value in values.items())
@@ -94,7 +89,7 @@ def note_of_demo(model: str, prompt: str) -> None:
     """Print a note if the included model is asked what it cannot answer."""
     if model == "demo" and "{" not in prompt:
         _terminal.note(
-            "the model 'demo' looks values up in a JSON object and knows nothing else; pypcd demo --question 4 prints a question"
+            "the model 'demo' looks values up in a JSON object and knows nothing else; pypcd demo prints a question"
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import os
-import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = ["aligned", "columns", "paragraph", "table"]
+
+
+_NARROWEST = 24  # of a column that is folded: a figure with its interval is not
 
 
 def columns() -> int | None:
@@ -29,67 +31,42 @@ def paragraph(text: str, width: int | None = None) -> str:
     return _text.clean(text) if width is None else "\n".join(_text.wrap(text, min(width, 120)))
 
 
-def table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], n_keys: int, width: int | None
-) -> str:
-    """Columns side by side. Where they do not fit, heads and labels are broken between words; where they still do not, each row is
-    a list of its cells.
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], width: int | None) -> str:
+    """Columns side by side, with the words of a head on several lines if its cells are narrower. If the columns do not fit, the widest is
+    folded; if it would be too narrow then, each row is a list of its cells.
 
     Args:
         right: for each column whether it is aligned to the right.
-        n_keys: columns that say what a row is; the last of them is its label.
         width: of the terminal; None: as wide as need be.
     """
     from rich import box
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
+    head, *rows = ([_text.clean(cell) for cell in row] for row in (head, *rows))
     console = _console(width)
-    head, *cells = ([_text.clean(cell) for cell in row] for row in (head, *rows))
-    label = n_keys - 1
-
-    columns = list(zip(head, *cells))
-    natural = [max(map(_text.cells, column)) for column in columns]
-    narrow = []  # with heads and labels in pieces
-    for i, column in enumerate(columns):
-        n = len(column) if i == label else 1
-        broken = [piece for text in column[:n] for piece in _pieces(text)]
-        narrow.append(max(_text.cells(text.rstrip()) for text in (*broken, *column[n:])))
-    gaps = 2 * (len(head) - 1)
-    if min(sum(natural), sum(narrow)) + gaps <= console.width:
-        is_natural = sum(natural) + gaps <= console.width
-        room = console.width - gaps - sum(narrow) + narrow[label]
-        made = Table(box=box.Box("    \n    \n -  \n" + "    \n" * 5), show_edge=False, pad_edge=False)
-        made.padding = (0, 1, 0, 0)
-        for i, name in enumerate(head):
-            title = name if is_natural else _broken(name, room if i == label else narrow[i])
-            made.add_column(Text(title), justify="right" if right[i] else "left", no_wrap=True)
-        for row in cells:
-            shown = [_broken(cell, room) if i == label and not is_natural else cell for i, cell in enumerate(row)]
-            made.add_row(*map(Text, shown))
+    made = Table(
+        box=box.Box("    \n    \n -  \n" + "    \n" * 5), show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    widths = [max(map(cell_len, (*name.split(), *cells))) for name, *cells in zip(head, *rows)]
+    excess = sum(widths) + 2 * (len(widths) - 1) - console.width
+    widest = widths.index(max(widths))
+    if excess <= max(widths[widest] - _NARROWEST, 0):
+        widths[widest] -= max(excess, 0)
+        for name, is_right, n in zip(head, right, widths):
+            made.add_column(Text(name), justify="right" if is_right else "left", width=n, overflow="fold")
+        for row in rows:
+            made.add_row(*map(Text, row))
         return _shown(console, made)
     lists = []
-    for row in cells:
+    for row in rows:
         made = Table.grid(padding=(0, 2, 0, 0))
         for name, cell in zip(head, row):
             if cell:
                 made.add_row(Text(name), Text(cell, overflow="fold"))
         lists.append(_shown(console, made))
     return "\n\n".join(lists)
-
-
-def _pieces(text: str) -> list[str]:
-    """Of a label or a head; a line may end after each of them."""
-    return re.findall(r"[^\s:,+=]*[\s:,+=]*", text)
-
-
-def _broken(text: str, width: int) -> str:
-    lines = [""]
-    for piece in _pieces(text):
-        if lines[-1] and _text.cells(lines[-1] + piece.rstrip()) > width:
-            lines.append("")
-        lines[-1] += piece
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _console(width: int | None) -> Console:
@@ -133,7 +110,4 @@ def _kind(line: str) -> str:
 
 def _read_table(lines: Sequence[str], width: int | None) -> str:
     head, marks, *rows = ([cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines)
-    right = [mark.endswith(":") for mark in marks]
-    first = right.index(False) if False in right else 0
-    behind = next((i for i in range(first, len(right)) if right[i]), None)  # the first number after the labels
-    return table(head, rows, right, first + 1 if behind is None else behind, width)
+    return table(head, rows, [mark.endswith(":") for mark in marks], width)

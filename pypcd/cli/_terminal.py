@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pypcd.cli._text import Changed, Flow, clean, underlined, wrap
+from pypcd.cli._text import Flow, clean, wrap
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,37 +55,26 @@ def setup() -> None:
 
 
 def write(text: str) -> None:
-    """Part of a result, at once. A pipe gets it as it is, a terminal cleaned, and with what PCD changed underlined."""
-    if sys.stdout.isatty():
-        text = mark(clean(text)) if isinstance(text, Changed) else clean(text)
-    _put(text)
-
-
-def _put(text: str) -> None:
-    raw(sys.stdout).write(text)
+    """Part of a result, at once. A pipe gets it as it is, a terminal cleaned."""
+    sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def mark(text: str) -> str:
-    """Text of a result that PCD changed: underlined, if stdout is a terminal that can do it."""
-    return underlined(text) if _has_style(sys.stdout) else text
 
 
 class Printer:
     """Writes a result that comes in pieces: a terminal gets it broken between words, a pipe as it is."""
 
     def __init__(self) -> None:
-        self._flow = Flow(width(), mark) if sys.stdout.isatty() else None
+        self._flow = Flow(width()) if sys.stdout.isatty() else None
 
     def write(self, piece: str) -> None:
         if self._flow is not None:
             self._flow.columns = width()  # the window may have changed
             piece = self._flow.feed(piece)
-        _put(piece)
+        write(piece)
 
     def end(self) -> None:
         """What is held back of the last word, and the end of its line."""
-        _put(("" if self._flow is None else self._flow.end()) + "\n")
+        write(("" if self._flow is None else self._flow.end()) + "\n")
 
 
 def note(text: str) -> None:

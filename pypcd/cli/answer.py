@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 
 from pypcd import PCDAnswer
-from pypcd.cli import _generation, _loading, _options, _reading, _terminal
+from pypcd.cli import _loading, _options, _reading, _terminal
 from pypcd.cli.generate import read_prompt
 from pypcd.decode import Answer, Method, Session, parse
 from pypcd.decode.prompt_cache import PromptCache
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
     def read(tokens: Sequence[int]) -> int:
         kept = _reading.Kept.of(cache, llm, tokens, documents)
-        return len(tokens) - _generation.read(llm, tokens, len(tokens), lambda: False, kept).n_cached
+        return len(tokens) - _reading.read(llm, tokens, len(tokens), lambda: False, kept).n_cached
 
     _options.note_of_demo(args.model, prompt.text)
     if document is not None:

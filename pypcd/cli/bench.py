@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import llama_cpp
 
-from pypcd.bench import DEFAULT_METHODS, STOCK, Measurement, bench, methods_for
+from pypcd.bench import DEFAULT_METHODS, Measurement, bench, methods_for
 from pypcd.cli import _options, _table, _terminal
 from pypcd.cli._text import clean, counted, wrap
 from pypcd.decode import setting_of
@@ -29,17 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--length", metavar="N,...", help="tokens in the context (default 512,2048)")
     add("--engine", metavar="NAME", help="native or stock (default: as in chat)")
-    add("--method", metavar="NAME,...", help="beside greedy: pcd:SETTING, two-rows, llama_cpp")
+    add("--method", metavar="NAME,...", help="beside greedy: pcd:SETTING (default: unsure, and a window)")
     add("--text", metavar="FILE", type=pathlib.Path, help="what fills the context (default: random tokens)")
     add(
         "--n-tokens", metavar="N", type=_options.at_least(2), default=16, help="decoded per round (default %(default)s)"
     )
     add("--rounds", metavar="N", type=_options.at_least(1), default=5, help="interleaved rounds (default %(default)s)")
     add("--prompt", metavar="N", type=_options.at_least(16), help="tokens of the timed prompt (default 512)")
-    either = ("both", "on", "off")
-    add(
-        "--flash-attn", metavar="WHICH", choices=either, default="both", help="on, off, or the faster of both (default)"
-    )
+    add("--flash-attn", metavar="WHICH", choices=("on", "off"), help="on or off (default: as in chat)")
     _options.add_machine(parser)
     add("--json", action="store_true", help="print one JSON object")
 
@@ -50,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     options["n_threads"] = options["n_threads_batch"] = threads
     lengths = _options.lengths(args.length or "512,2048")
     names = list(DEFAULT_METHODS) if args.method is None else _options.names(args.method)
-    if args.rpc and STOCK in names:
-        raise InputError(f"--method has {STOCK}, which computes on this machine alone; leave it out beside --rpc")
+    if args.flash_attn is not None:
+        options["flash_attn"] = args.flash_attn == "on"
     if args.engine is not None:
         options["engine"] = choose_engine(args.engine)
     methods = methods_for(names)
@@ -60,7 +57,6 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{args.text} is empty")
 
     rows: list[Measurement] = []
-    flash_attn = {"both": (False, True), "on": (True,), "off": (False,)}[args.flash_attn]
     measured = bench(
         args.model,
         methods,
@@ -69,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
         n_tokens=args.n_tokens,
         rounds=args.rounds,
         n_prefill=args.prompt or 512,
-        flash_attn=flash_attn,
         progress=_progress,
         **options,
     )
@@ -112,24 +107,20 @@ def _header(args: argparse.Namespace, threads: int) -> str:
 
 def _text(rows: Sequence[Measurement]) -> str:
     """The methods at one context length."""
-    two_rows = [row.two_rows_ratio for row in rows if row.two_rows_ratio is not None]
-    beside = ("time / two-rows",) if two_rows else ()
-    head = ("method", "flash", "tok/s", "time / greedy", *beside, "twins", "prompt / greedy", "KV MiB")
+    head = ("method", "tok/s", "time / greedy", "twins", "prompt / greedy", "KV MiB")
     cells = [
         (
             row.method,
-            "on" if row.flash_attn else "off",
             f"{row.tokens_per_second:.2f}",
             f"{row.ratio:.2f}x",
-            *([_ratio(row.two_rows_ratio)] if two_rows else []),
             f"{row.twins:.2f}",
-            _ratio(row.prefill_ratio),
+            f"{row.prefill_ratio:.2f}x",
             f"{row.kv_bytes / 2**20:.1f}" if row.kv_bytes else "-",  # the stock engine does not know
         )
         for row in rows
     ]
     right = [False] + [True] * (len(head) - 1)
-    return f"{rows[0].n_past} tokens\n\n{_table.table(head, cells, right, 1, _table.columns())}"
+    return f"{rows[0].n_past} tokens\n\n{_table.table(head, cells, right, _table.columns())}"
 
 
 def _costs(rows: Sequence[Measurement]) -> list[str]:
@@ -140,12 +131,11 @@ def _costs(rows: Sequence[Measurement]) -> list[str]:
             of_method.setdefault(row.method, []).append(row)
     sentences = []
     for method, found in of_method.items():
-        prompt = found[0].prefill_ratio
-        shares = [] if prompt is None else [("on a prompt", prompt)]
+        shares = [("on a prompt", found[0].prefill_ratio)]
         shares += [("on a token" + f" after {row.n_past}" * (len(found) > 1), row.ratio) for row in found]
         *first, last = (f"{_share(ratio)} {what}" for what, ratio in shares)
         setting = "paper" if method == "pcd" else method.removeprefix("pcd:")
-        text = f"{setting} costs {' and '.join([*([', '.join(first)] if first else []), last])}."
+        text = f"{setting} costs {', '.join(first)} and {last}."
         config = setting_of(method)
         if config and config.min_first_entropy:
             text += " That is an answer that it contrasts; any other costs nothing."
@@ -156,10 +146,6 @@ def _costs(rows: Sequence[Measurement]) -> list[str]:
 def _share(ratio: float) -> str:
     """How much more time that is; medians of a few rounds do not tell 1% from nothing."""
     return "less than 2%" if ratio < 1.015 else f"{100 * (ratio - 1):.0f}%"
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x"
 
 
 def _note_missing(methods: dict[str, PCDConfig | None], rows: Sequence[Measurement]) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pypcd import PCDError
-from pypcd.cli import _compare, _keyboard, _loading, _options, _terminal
+from pypcd.cli import _keyboard, _loading, _options, _terminal
 from pypcd.cli._conversation import SPACE, Conversation, documents_in
-from pypcd.cli._generation import REPEATS, Figures
+from pypcd.cli._generation import Generation
 from pypcd.cli._terminal import say
 from pypcd.cli._text import counted, sentence, wrap
 from pypcd.decode import Replay
@@ -31,7 +31,7 @@ COMMANDS = {
     "pcd": ("on|off|beta=…", "switch PCD, or give it another setting; alone: show it"),
     "compare": (
         "",
-        "answer the last message with PCD and without, side by side; with a document, if PCD was never on: with replay and without",
+        "answer the last message with PCD and then without; with a document, if PCD was never on: with replay and without",
     ),
     "regen": ("", "answer the last message again"),
     "undo": ("", "take back the last turn"),
@@ -46,7 +46,6 @@ COMMANDS = {
     "save": ("FILE", "save the conversation and its settings"),
     "load": ("FILE", "go on with a saved conversation"),
     "demo": ("K", "ask the model 'demo' one of its questions, 1 to 300"),
-    "stats": ("", "figures of the conversation so far"),
     "exit": ("", "leave (or Ctrl-D)"),
 }
 ALIASES = {"quit": "exit", "bye": "exit", "?": "help"}
@@ -113,8 +112,6 @@ class Chat:
             return True
         name, _, argument = text[1:].strip().partition(" ")
         name = ALIASES.get(name, name)
-        if name == "read":
-            raise InputError("/read is now /file")
         if name not in COMMANDS:
             hint = "/help lists them, // sends a message that starts with /"
             raise InputError(f"there is no command /{name}{did_you_mean(name, COMMANDS)}; {hint}")
@@ -123,8 +120,7 @@ class Chat:
         return getattr(self, f"do_{name}")(argument.strip()) is not False
 
     def answer(self, make: Callable[[Callable[[], bool]], Iterator[str]]) -> None:
-        count = len(self.session.figures)
-        printer = None
+        count, printer = len(self.session.figures), None
         try:
             with _terminal.interruptible() as stopped:
                 for piece in make(stopped):
@@ -150,14 +146,9 @@ class Chat:
                 )
             else:
                 end = "\n" if self.lines.typed else ""
-                say(figures.line() + self._remedy(figures) + self._what_was_repeated() + end)
+                say(figures.line() + self._what_was_repeated() + end)
         if stopped() and not self.lines.typed:
             self.status = 130
-
-    def _remedy(self, figures: Figures) -> str:
-        if not figures.repeats or self.session.sampling.has_remedy:
-            return ""
-        return "\n" + REPEATS.format("/set repeat_penalty 1.1", "/set temperature 0.8")
 
     def _what_was_repeated(self) -> str:
         if self.session.left_out:
@@ -181,7 +172,7 @@ class Chat:
             lines = wrap(what, max(_terminal.width() - column, 16))
             say(f"/{name} {argument}".ljust(column) + f"\n{' ' * column}".join(lines))
         say('a pasted page is one message; """ begins and ends one that you type over several lines')
-        say("Ctrl-C stops an answer and keeps it; what PCD changed in one is underlined")
+        say("Ctrl-C stops an answer and keeps it")
 
     def do_pcd(self, argument: str) -> None:
         if argument:
@@ -195,20 +186,24 @@ class Chat:
             say(f"values that are not the paper's: {values}" if values else PRESETS["paper"].what)
 
     def do_compare(self, _: str) -> None:
+        answers: list[tuple[str, Generation]] = []
+        with _terminal.interruptible() as stopped:
+            for title, answer in self.session.compare(stopped):
+                if self.as_json:
+                    "".join(answer)
+                else:
+                    _terminal.write("\n" * bool(answers) + f"--- {title} ---\n")
+                    printer = _terminal.Printer()
+                    for piece in answer:
+                        printer.write(piece)
+                    printer.end()
+                answers.append((title, answer))
         if self.as_json:
-            with _terminal.interruptible() as stopped, _terminal.progress(None, "answering twice") as bar:
-                answers = self.session.compare(stopped, lambda *_: bar.update(1))
-            ways = zip(self.session.compared, answers)
-            self.print_json(
-                {"compare": [{"title": way.title, "text": a.text, **a.figures.as_dict()} for way, a in ways]}
-            )
+            self.print_json({"compare": [{"title": t, "text": a.text, **a.figures.as_dict()} for t, a in answers]})
             return
-        titles = [way.title for way in self.session.compared]
-        with _compare.view(titles) as look, _terminal.interruptible() as stopped:
-            answers = self.session.compare(stopped, look)
-        if answers[0].text == answers[1].text:
+        if len({answer.text for _, answer in answers}) == 1:
             say("both answers are the same")
-        for answer in answers:
+        for _, answer in answers:
             say(answer.figures.line())
 
     def do_regen(self, _: str) -> None:
@@ -281,22 +276,6 @@ class Chat:
             f"a JSON object, and whose value is wanted; the right one is {sample.answers[0]}, the last one {sample.extra['nearest']}"
         )
         self.answer(lambda stopped: self.session.send(sample.prompt.text, stopped))
-
-    def do_stats(self, _: str) -> None:
-        figures, stats = self.session.figures, self.session.llm.pcd_stats()
-        say(f"{counted(len(figures), 'answer')}, {counted(sum(f.completion_tokens for f in figures), 'token')}")
-        with_pcd = [f for f in figures if f.pcd]
-        if with_pcd:
-            n = sum(f.answer.n_changed for f in with_pcd)
-            touched = sum(f.answer.n_changed > 0 for f in with_pcd)
-            more = f" in {counted(touched, 'answer')}" if n else ""
-            say(f"PCD was on for {counted(len(with_pcd), 'answer')} and changed {counted(n, 'token')}{more}")
-        if stats.second_bytes:
-            say(
-                f"PCD takes {stats.second_bytes / 2**20:.1f} MiB beside the {stats.kv_bytes / 2**20:.1f} MiB of the cache"
-            )
-        if figures:
-            say(f"last: {figures[-1].line()}")
 
     def do_exit(self, _: str) -> bool:
         return False

@@ -147,7 +147,7 @@ def _summarize(methods: Sequence[Method], done: Sequence[Done]) -> None:
     if not judges:
         head, right, rows = head[::2], right[::2], [row[::2] for row in rows]
     print()
-    print(_table.table(head, rows, right, 2, _table.columns()))
+    print(_table.table(head, rows, right, _table.columns()))
     if judges:
         legend = (
             f"An answer is right if it contains what the file says. {FEWEST} questions on which a method alone is right, and none "

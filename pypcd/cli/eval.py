@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Sequence
 
 from pypcd import files
-from pypcd.cli import _options, _progress, _table, _terminal
+from pypcd.cli import _options, _progress, _table, _terminal, demo
 from pypcd.errors import InputError, PCDError
 from pypcd.evaluation import (
     GROUPS,
@@ -35,6 +35,8 @@ DEFAULT_LENGTHS = (1024, 2048, 4096)
 DEFAULT_N = 300
 
 EVERYDAY_LENGTHS = (SHORT, 1024)
+
+DEMO_METHODS = (BASELINE, "pcd", "pcd:window", "pcd:unsure", "control")
 
 QUICK_METHODS = (BASELINE, "replay", "pcd:unsure", "pcd:window:relative_top=0.1")
 QUICK_LENGTHS = (800,)
@@ -131,15 +133,16 @@ def _print_so_far(plan: Plan, out: Directory) -> None:
 
 def plan_of(args: argparse.Namespace) -> Plan:
     tasks = _tasks(args)
-    usual = EVERYDAY_LENGTHS if all(map(kind_of, parts_of(tasks))) else DEFAULT_LENGTHS
+    is_demo = args.model == "demo"
+    usual = EVERYDAY_LENGTHS if all(map(kind_of, parts_of(tasks))) else demo.LENGTHS if is_demo else DEFAULT_LENGTHS
     lengths: tuple[int, ...] = QUICK_LENGTHS if args.quick else usual
-    methods: tuple[str, ...] = QUICK_METHODS if args.quick else DEFAULT_METHODS
+    methods: tuple[str, ...] = QUICK_METHODS if args.quick else DEMO_METHODS if is_demo else DEFAULT_METHODS
     return Plan(
         model=args.model,
         tasks=tasks,
         methods=_with_types(args, _options.names(args.method) or methods),
         lengths=_options.lengths(args.length) if args.length else lengths,
-        n=args.n or _of_each(tasks, QUICK_N if args.quick else DEFAULT_N),
+        n=args.n or _of_each(tasks, QUICK_N if args.quick else demo.N if is_demo else DEFAULT_N),
         seed=args.seed,
         chat=args.chat,
         max_tokens=args.max_tokens,

@@ -7,7 +7,7 @@ import json
 import sys
 
 from pypcd.cli import _loading, _options, _terminal
-from pypcd.cli._generation import REPEATS, ContextFull, Generation
+from pypcd.cli._generation import ContextFull, Generation
 from pypcd.errors import InputError
 
 
@@ -48,20 +48,18 @@ def run(args: argparse.Namespace) -> int:
             generation = Generation(llm, tokens, sampling, stop=args.stop, stopped=stopped)
         except ContextFull as error:
             raise ContextFull(f"the prompt is too long: {error}; start with a larger --n-ctx or shorten it") from None
-        unseen = args.json or not sys.stdout.isatty()
+        unseen, printer = args.json or not sys.stdout.isatty(), _terminal.Printer()
         with _terminal.progress(None, "generating", enabled=unseen) as bar:
             for piece in generation:
                 bar.update(generation.figures.completion_tokens - bar.n)
                 if not args.json:
-                    _terminal.write(piece)
+                    printer.write(piece)
     figures = generation.figures
     if args.json:
         record = {"model": args.model, "text": generation.text, "seed": generation.seed, **figures.as_dict()}
         print(json.dumps(record, ensure_ascii=False))
     else:
         if generation.text or not sys.stdout.isatty():
-            _terminal.write("\n")
+            printer.end()
         _terminal.say(figures.line())
-        if figures.repeats and not sampling.has_remedy:
-            _terminal.say(REPEATS.format("--repeat-penalty 1.1", "--temp 0.8"))
     return 130 if figures.finish_reason == "interrupted" else 0

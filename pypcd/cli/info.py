@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import llama_cpp
-import numpy as np
 
 import pypcd
 from pypcd import PCDConfig, PCDError, engine, library
@@ -18,7 +17,7 @@ from pypcd.cli import _loading, _options, _terminal
 from pypcd.decode import Session
 from pypcd.decode.replay import attention
 from pypcd.gguf import DEMO_MODEL, read_gguf, resolve_model
-from pypcd.llama.machine import backends, devices, has_gpu, total_memory
+from pypcd.llama.machine import devices, has_gpu, total_memory
 from pypcd.llama.threads import best_threads, width_of
 from pypcd.prompt import Prompt
 from pypcd.settings import formula
@@ -78,7 +77,7 @@ def machine_facts(path: str | None) -> dict[str, Any]:
     """
     threads = best_threads(width_of(path, {"n_gpu_layers": 0}) if path else _WIDTH)
     amx = engine.configure_amx()
-    features = engine.cpu_features()
+    features, backends = engine.cpu_features(), engine.backends()
     return {
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "threads": threads.decode,
@@ -86,8 +85,9 @@ def machine_facts(path: str | None) -> dict[str, Any]:
         "threads_why": threads.why,
         "memory": total_memory(),
         "gpu_offload": has_gpu(),
-        "backends": backends(),
-        "idle_backends": engine.idle_backends(),
+        "backends": list(backends),
+        # RPC has none until servers are named
+        "idle_backends": [name for name, n in backends.items() if n == 0 and name != "RPC"],
         "devices": devices(),
         "cpu_features": features,
         "amx": f"{'on' if amx.on else 'off' if amx.exists else 'none'}: {amx.why}",
@@ -115,19 +115,12 @@ def model_facts(llm: pypcd.Llama) -> dict[str, Any]:
             "factor": factor,
             "factor_tensor": file.has_rope_factors,
         }
-        turned = formula.rho(n_rot)
-        # YaRN leaves short wavelengths alone and stretches long ones; only linear scaling stretches all
-        stretch = factor if scaling["type"] == "linear" else 1.0
-        before = stretch * 2 * np.pi / formula.frequencies(n_rot, base)
         facts["rope"] = {
             "base": base,
             "n_rot": n_rot,
             "scaling": scaling,
             "frequencies": n_rot // 2,
-            "turned": int((turned > 1.01).sum()),
-            "rho": turned.tolist(),
-            "wavelengths": before.tolist(),
-            "wavelengths_over_rotated": (before / turned).tolist(),
+            "turned": int((formula.rho(n_rot) > 1.01).sum()),
         }
     for name, config in (("pcd", PCDConfig()), ("window", PCDConfig.preset("window"))):
         facts[name] = engine.pcd_refusal(llm, config) or "yes"

@@ -118,7 +118,7 @@ def _print(plan: Plan, everyday: int, tuned: Tuned, profile: pathlib.Path) -> No
         rows = [*_lines(tuned.gain, "all long questions"), *_lines(tuned.everyday, "all everyday questions")]
         head = ("tokens", "task", BASELINE, "PCD", "difference", "wins / losses", "spoilt")
         print(f"\nSecond half, with the best setting, {tuned.best}:\n")
-        print(_table.table(head, rows, (True, False, True, True, False, True, True), 2, columns))
+        print(_table.table(head, rows, (True, False, True, True, False, True, True), columns))
     print(f"\n{_table.paragraph(NOT_SHOWN)}\n")
     for setting, reason in tuned.refused.items():
         _terminal.note(f"{setting} was left out: {reason}")
@@ -130,7 +130,7 @@ def _tried(tried: Mapping[str, Tried], *, with_everyday: bool) -> str:
     """A table of settings."""
     names = ["setting", "long questions", *["everyday questions"] * with_everyday]
     rows = [[name, *map(_interval, (found.gain, found.everyday))][: len(names)] for name, found in tried.items()]
-    return _table.table(names, rows, (False,) * len(names), 1, _table.columns())
+    return _table.table(names, rows, (False,) * len(names), _table.columns())
 
 
 def _how_little(tuned: Tuned, everyday: int) -> str:

@@ -29,7 +29,7 @@ from pypcd.decode.search import Greedy, Sampling, Search
 from pypcd.decode.session import Session
 from pypcd.errors import InputError, did_you_mean
 from pypcd.prompt import Prompt
-from pypcd.settings.config import PCDConfig, is_profile, joined, read_values
+from pypcd.settings.config import PCDConfig, is_profile, read_values
 
 __all__ = [
     "PCD",
@@ -111,22 +111,6 @@ _PARTS: dict[str, tuple[str, Callable[[Sequence[str]], Any]]] = {
     "kv": ("cache", cache.parse),
 }
 
-# those of research/, whose names are an error that says so until it has registered them
-_RESEARCH = (
-    "beam",
-    "cad",
-    "dola",
-    "dola-low",
-    "dola-high",
-    "self-extend",
-    "ms-poe",
-    "ms-poe-outlier",
-    "segr",
-    "segr-ends",
-    "segr-vote",
-    "rephrase",
-)
-
 
 def names() -> tuple[str, ...]:
     """Of all parts that there are."""
@@ -151,15 +135,12 @@ def parse(text: str) -> Method:
     """
     parts: dict[str, Any] = {}
     for part in text.strip().split("+"):
-        new = joined(part)
-        name, *words = new.split(":")
+        name, *words = part.strip().split(":")
         if name not in _PARTS:
-            if name in _RESEARCH:
-                raise InputError(
-                    f"{name} is a method that pypcd is compared with; in a clone of pypcd's repository run it by "
-                    "python -m research.eval, which takes what `pypcd eval` takes"
-                )
-            raise InputError(f"there is no method {name!r}{_instead(name, _PARTS)}; there are: {', '.join(_PARTS)}")
+            raise InputError(
+                f"there is no method {name!r}{_instead(name, _PARTS)}; there are: {', '.join(_PARTS)}; python -m research.eval, in a clone "
+                "of pypcd's repository, has those that pypcd is compared with"
+            )
         kind, make = _PARTS[name]
         if kind in parts:
             raise InputError(f"{text!r} has two parts of one kind; allowed: one of each kind: {_by_kind()}")
@@ -167,26 +148,21 @@ def parse(text: str) -> Method:
             parts[kind] = make(words)
         except InputError as error:
             raise InputError(f"{part.strip()}: {error}") from error
-        if new != part.strip():  # checked last, so that the advised spelling is known to be valid
-            raise InputError(f"method is {part.strip()!r}; allowed: words joined by colons; write {new}")
     return Method(text.strip(), **parts)
 
 
-def setting_of(name: str, others: Sequence[str] = ()) -> PCDConfig | None:
+def setting_of(name: str) -> PCDConfig | None:
     """The PCD setting of a method that is only that; None for "greedy".
-
-    Args:
-        others: further names that the caller takes, for the message.
 
     Raises:
         ValueError: there is no such method, it is more than a PCD setting, or a value is out of range.
     """
-    kind = joined(name).split(":")[0]
+    kind = name.strip().split(":")[0]
     method = parse(name) if kind in ("greedy", "pcd") else None
     if method is None or method.edit or method.search != Greedy() or not isinstance(method.rows, (Plain, PCD)):
-        names = ("greedy", "pcd", *others)
-        allowed = f"{', '.join(names)}; pcd with any setting, such as pcd:beta=1.5:window=64"
-        raise InputError(f"method is {name!r}{_instead(kind, names)}; allowed: {allowed}")
+        raise InputError(
+            f"method is {name!r}{_instead(kind, ('greedy', 'pcd'))}; allowed: greedy, pcd; pcd with any setting, such as pcd:beta=1.5:window=64"
+        )
     return method.rows.pcd
 
 

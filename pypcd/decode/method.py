@@ -151,7 +151,7 @@ class Method:
         def watch(token: int, row: Logits) -> None:
             nonlocal did
             if did is not None:
-                did = did.with_token(token, pcd(session.llm).best(-1), pcd(session.llm).has_twin(-1))
+                did = did.with_token(token, pcd(session.llm).logits(-1))
             look(token, row)
 
         def is_over(tokens: Sequence[int]) -> bool:

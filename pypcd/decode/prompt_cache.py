@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import pathlib
 import re
@@ -230,19 +229,10 @@ class PromptCache:
 
 
 def _is_ours(path: pathlib.Path, folder: bool = False) -> bool:
-    """Whether it may be read and removed; what is foreign is left alone, with a word."""
-    try:
-        if files.is_own(path, folder=folder):
-            return True
-    except OSError:  # another process removed it
-        return False
-    _leave_alone(path, "folder" if folder else "file")
+    """Whether it may be read and removed."""
+    with contextlib.suppress(OSError):  # another process removed it
+        return files.is_own(path, folder=folder)
     return False
-
-
-@functools.cache
-def _leave_alone(path: pathlib.Path, kind: str) -> None:
-    engine.logger.warning("%s is left alone: it is no plain %s of this user", path, kind)
 
 
 def settings_id(llm: Llama) -> str:

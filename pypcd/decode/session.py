@@ -135,12 +135,6 @@ class Session:
             self._n_past[seq] += 1
         return engine.rows(self.llm, len(entries))
 
-    def write(self, tokens: Sequence[int], seq: int = 0) -> None:
-        """Give a sequence several tokens in one batch, with the logits of each: entries 0 to len(tokens) - 1 of the batch."""
-        n_past = self._n_past[seq]
-        self.decode([(token, n_past + i, seq, True) for i, token in enumerate(tokens)])
-        self._n_past[seq] = n_past + len(tokens)
-
     def read(self, seq: int, tokens: Sequence[int]) -> Logits:
         """Evaluate another prompt in a sequence of its own, next to the one in sequence 0.
 

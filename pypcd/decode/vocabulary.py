@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pypcd.engine import is_end, token_bytes
-from pypcd.errors import InputError
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama
@@ -39,27 +37,6 @@ class Vocabulary:
         if is_end(self._llm, token):
             return END
         return shown(self._texts[token])
-
-    def is_skipped(self, token: int) -> bool:
-        """Whether a token has text, but only characters that may come before an answer."""
-        return bool(self._texts[token]) and not self._texts[token].strip(SKIPPED)
-
-    def first_tokens(self, answers: Sequence[str]) -> list[int]:
-        """All tokens that can begin one of the answers: without the skipped characters, their text is a prefix of it.
-
-        The paper's authors count them all; the one that the tokenizer would choose is among them.
-
-        Raises:
-            ValueError: none of the answers has a letter or a digit to begin with.
-        """
-        found: set[int] = set()
-        for answer in answers:
-            text = answer.encode().lstrip(SKIPPED)
-            for n in range(1, len(text) + 1):
-                found.update(self._bare.get(text[:n], ()))
-        if not found:
-            raise InputError(f"no token begins any of the answers {list(answers)!r}; each needs a letter or a digit")
-        return sorted(found)
 
     def next_tokens(self, written: bytes, answer: bytes) -> list[int]:
         """All tokens that continue a text towards an answer; empty once it is complete, or differs from it."""

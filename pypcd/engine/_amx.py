@@ -14,7 +14,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import threading
 from typing import NamedTuple
 
 import llama_cpp
@@ -32,8 +31,6 @@ _PROBE = pathlib.Path(__file__).with_name("_amx_probe.py")
 _SECONDS = 30.0  # it takes one on an idle machine
 _RIGHT = "right"
 _REMEDY = "'AMX is off' in docs/troubleshooting.md has the remedy"
-
-_lock = threading.Lock()
 
 
 class AMX(NamedTuple):
@@ -60,16 +57,11 @@ def install_amx() -> None:
         _bindings.pcd_set_amx(_remembered().get(_key()) == _RIGHT if forced is None else forced)
 
 
-def configure_amx(force: bool = False) -> AMX:
-    """Decide whether models use AMX, put that in force and say why. Runs the probe if nothing is known.
-
-    Args:
-        force: on, whatever the probe says.
-    """
-    with _lock:
-        state = _state(force)
-        if _bindings.is_native():
-            _bindings.pcd_set_amx(state.on)
+def configure_amx() -> AMX:
+    """Decide whether models use AMX, put that in force and say why. Runs the probe if nothing is known."""
+    state = _state()
+    if _bindings.is_native():
+        _bindings.pcd_set_amx(state.on)
     if state.exists and not state.on:
         _say_once(state.why)
     return state
@@ -79,12 +71,12 @@ def choose_extra_bufts(asked: bool | None) -> bool | None:
     """What llama_model_params.use_extra_bufts has to be for a model of ours; None: as llama.cpp has it.
 
     Args:
-        asked: by the user; True forces AMX on.
+        asked: by the user, who is heard first.
     """
     if asked is False:
         return False
-    state = configure_amx(force=asked is True)
-    return asked if _bindings.is_native() or state.on or not state.exists else False
+    state = configure_amx()
+    return asked if asked or _bindings.is_native() or state.on or not state.exists else False
 
 
 @functools.cache
@@ -92,14 +84,12 @@ def _say_once(why: str) -> None:
     logger.info("AMX is off: %s", why)
 
 
-def _state(force: bool) -> AMX:
+def _state() -> AMX:
     forced = _forced()
     if not _has_amx():
         return AMX(False, False, _why_none())
     if forced is not None:
         return AMX(True, forced, f"{_VARIABLE} is {int(forced)}")
-    if force:
-        return AMX(True, True, "use_extra_bufts is True")
     verdict = _verdict()
     return AMX(True, True, "its products are right") if verdict == _RIGHT else AMX(True, False, f"{verdict}; {_REMEDY}")
 
@@ -168,30 +158,13 @@ def _probe() -> tuple[str, bool]:
     command = [sys.executable, "-I", str(_PROBE), str(DEMO_MODEL)]
     try:
         done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_SECONDS,
-            check=False,
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False
         )
-    except subprocess.TimeoutExpired:
-        return f"the probe took more than {_SECONDS:.0f} seconds", False
-    except OSError as error:
+    except (OSError, subprocess.TimeoutExpired) as error:
         return f"the probe does not run: {error}", False
     said = done.stdout.strip()
     if done.returncode < 0:
-        return f"ggml's kernels for it crash here ({_signal_name(-done.returncode)})", True
-    if done.returncode == 0 and said == _RIGHT:
-        return _RIGHT, True
-    if done.returncode == 0 and said.startswith("wrong"):
-        return f"ggml's kernels for it compute wrongly here ({said.partition(': ')[2]})", True
+        return f"ggml's kernels for it crash here ({signal.strsignal(-done.returncode)})", True
+    if done.returncode == 0 and said.startswith((_RIGHT, "ggml's kernels")):
+        return said, True
     return f"the probe ended with exit code {done.returncode}, saying {said!r}", False
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

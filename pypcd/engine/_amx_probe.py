@@ -2,7 +2,7 @@
 
     python -I _amx_probe.py model.gguf
 
-Prints "right", "wrong: …", or "none" if this ggml or this CPU has no AMX. A process of its own runs it, because kernels that a compiler broke
+Prints "right", "ggml's kernels for it compute wrongly here (…)", or "none" if this ggml or this CPU has no AMX. A process of its own runs it, because kernels that a compiler broke
 crash. It needs llama_cpp alone, whose own libllama it uses, and a small model in F16, which it quantises.
 """
 
@@ -42,7 +42,7 @@ def logits(path: str, use_extra_bufts: bool) -> npt.NDArray[np.float64]:
 
 def verdict(rows: npt.NDArray[np.float64], plain: npt.NDArray[np.float64]) -> str:
     error = float(((rows - plain) ** 2).sum() / (plain**2).sum())
-    return "right" if error < LIMIT else f"wrong: logits differ by {error:.2g} of their size"
+    return "right" if error < LIMIT else f"ggml's kernels for it compute wrongly here (logits differ by {error:.2g})"
 
 
 def main(path: str) -> str:

@@ -62,8 +62,8 @@ class Node(ctypes.Structure):
     ]
 
 
-_ctx_p = ctypes.c_void_p
-_float_p = ctypes.POINTER(ctypes.c_float)
+ctx_p = ctypes.c_void_p
+float_p = ctypes.POINTER(ctypes.c_float)
 
 
 def is_native() -> bool:
@@ -78,7 +78,7 @@ def only_native(what: str) -> str:
     return f'{what} needs the native engine; open the model without engine="stock"'
 
 
-def _bind(name: str, restype: Any, *argtypes: Any) -> Any:
+def bind(name: str, restype: Any, *argtypes: Any) -> Any:
     """A function of the library; in another library than pypcd's, one that says what it needs."""
     if not is_native():
         return functools.partial(_missing, name)
@@ -92,37 +92,36 @@ def _missing(name: str, *_: object) -> NoReturn:
     raise UnsupportedError(only_native(name))
 
 
-pcd_default_params = _bind("llama_pcd_default_params", Params)
-pcd_set = _bind("llama_pcd_set", ctypes.c_int32, _ctx_p, ctypes.POINTER(Params), ctypes.c_char_p, ctypes.c_size_t)
-pcd_get = _bind("llama_pcd_get", ctypes.c_bool, _ctx_p, ctypes.POINTER(Params))
-pcd_trim = _bind("llama_pcd_trim", None, _ctx_p)
-pcd_check = _bind("llama_pcd_check", ctypes.c_int32, _ctx_p, ctypes.POINTER(Params), ctypes.c_char_p, ctypes.c_size_t)
-pcd_set_seq = _bind(
+pcd_set = bind("llama_pcd_set", ctypes.c_int32, ctx_p, ctypes.POINTER(Params), ctypes.c_char_p, ctypes.c_size_t)
+pcd_get = bind("llama_pcd_get", ctypes.c_bool, ctx_p, ctypes.POINTER(Params))
+pcd_trim = bind("llama_pcd_trim", None, ctx_p)
+pcd_check = bind("llama_pcd_check", ctypes.c_int32, ctx_p, ctypes.POINTER(Params), ctypes.c_char_p, ctypes.c_size_t)
+pcd_set_seq = bind(
     "llama_pcd_set_seq",
     ctypes.c_int32,
-    _ctx_p,
+    ctx_p,
     ctypes.c_int32,
     ctypes.POINTER(Params),
     ctypes.c_char_p,
     ctypes.c_size_t,
 )
-pcd_unset_seq = _bind("llama_pcd_unset_seq", None, _ctx_p, ctypes.c_int32)
-pcd_set_tokens = _bind(
-    "llama_pcd_set_tokens", ctypes.c_int32, _ctx_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32
+pcd_unset_seq = bind("llama_pcd_unset_seq", None, ctx_p, ctypes.c_int32)
+pcd_set_tokens = bind(
+    "llama_pcd_set_tokens", ctypes.c_int32, ctx_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32
 )
-pcd_begin = _bind("llama_pcd_begin", None, _ctx_p, ctypes.c_int32, ctypes.c_int32)
-pcd_suspend = _bind("llama_pcd_suspend", None, _ctx_p, ctypes.c_bool)
-pcd_get_logits_ith = _bind("llama_pcd_get_logits_ith", _float_p, _ctx_p, ctypes.c_int32, ctypes.c_int32)
-pcd_get_strength_ith = _bind("llama_pcd_get_strength_ith", ctypes.c_float, _ctx_p, ctypes.c_int32)
-pcd_get_stats = _bind("llama_pcd_get_stats", Stats, _ctx_p)
-pcd_fallback_text = _bind("llama_pcd_fallback_text", ctypes.c_char_p, ctypes.c_int32)
+pcd_begin = bind("llama_pcd_begin", None, ctx_p, ctypes.c_int32, ctypes.c_int32)
+pcd_suspend = bind("llama_pcd_suspend", None, ctx_p, ctypes.c_bool)
+pcd_get_logits_ith = bind("llama_pcd_get_logits_ith", float_p, ctx_p, ctypes.c_int32, ctypes.c_int32)
+pcd_get_strength_ith = bind("llama_pcd_get_strength_ith", ctypes.c_float, ctx_p, ctypes.c_int32)
+pcd_get_stats = bind("llama_pcd_get_stats", Stats, ctx_p)
+pcd_fallback_text = bind("llama_pcd_fallback_text", ctypes.c_char_p, ctypes.c_int32)
 graph_callback = ctypes.CFUNCTYPE(None, ctypes.POINTER(Node), ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
-pcd_watch_graphs = _bind("llama_pcd_watch_graphs", None, _ctx_p, graph_callback, ctypes.c_void_p)
-tap_callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, _float_p, ctypes.c_void_p)
-pcd_set_tap = _bind(
+pcd_watch_graphs = bind("llama_pcd_watch_graphs", None, ctx_p, graph_callback, ctypes.c_void_p)
+tap_callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, float_p, ctypes.c_void_p)
+pcd_set_tap = bind(
     "llama_pcd_set_tap",
     ctypes.c_int32,
-    _ctx_p,
+    ctx_p,
     ctypes.POINTER(ctypes.c_char_p),
     ctypes.c_size_t,
     tap_callback,
@@ -130,49 +129,10 @@ pcd_set_tap = _bind(
     ctypes.c_char_p,
     ctypes.c_size_t,
 )
-pcd_rho = _bind(
-    "llama_pcd_rho",
-    None,
-    ctypes.c_int32,
-    ctypes.c_float,
-    ctypes.c_float,
-    ctypes.c_int32,
-    ctypes.c_int32,
-    ctypes.POINTER(ctypes.c_double),
-)
-pcd_noise = _bind(
-    "llama_pcd_noise",
-    None,
-    ctypes.c_int32,
-    ctypes.c_int32,
-    ctypes.c_int32,
-    ctypes.c_int32,
-    ctypes.c_float,
-    ctypes.c_int32,
-    _float_p,
-    _float_p,
-)
-pcd_offset = _bind("llama_pcd_offset", ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32)
-pcd_contrast = _bind(
-    "llama_pcd_contrast",
-    ctypes.c_int32,
-    _float_p,
-    _float_p,
-    ctypes.c_int32,
-    ctypes.c_float,
-    ctypes.c_int32,
-    ctypes.c_float,
-    ctypes.c_float,
-    _float_p,
-)
-pcd_strength = _bind(
-    "llama_pcd_strength", ctypes.c_float, _float_p, _float_p, ctypes.c_int32, ctypes.c_float, ctypes.c_int32
-)
-pcd_entropy = _bind("llama_pcd_entropy", ctypes.c_float, _float_p, ctypes.c_int32)
-sampler_init_pcd = _bind("llama_sampler_init_pcd", llama_cpp.llama_sampler_p_ctypes, _ctx_p)
-sampler_pcd_set_row = _bind("llama_sampler_pcd_set_row", None, llama_cpp.llama_sampler_p_ctypes, ctypes.c_int32)
-pcd_set_amx = _bind("llama_pcd_set_amx", None, ctypes.c_bool)
-pcd_step_times = _bind(
+sampler_init_pcd = bind("llama_sampler_init_pcd", llama_cpp.llama_sampler_p_ctypes, ctx_p)
+sampler_pcd_set_row = bind("llama_sampler_pcd_set_row", None, llama_cpp.llama_sampler_p_ctypes, ctypes.c_int32)
+pcd_set_amx = bind("llama_pcd_set_amx", None, ctypes.c_bool)
+pcd_step_times = bind(
     "llama_pcd_step_times",
     ctypes.c_int32,
     ctypes.POINTER(ctypes.c_int32),

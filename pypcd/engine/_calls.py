@@ -1,8 +1,10 @@
-"""Calls into the library: a model's handles, and the exception for each status."""
+"""Calls into the library: a model's handles, batches, and the exception for each status."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import llama_cpp
@@ -10,7 +12,7 @@ import llama_cpp
 from pypcd.engine import _bindings
 from pypcd.errors import InputError, UnsupportedError
 
-__all__ = ["ask", "call", "context", "memory", "model", "stock", "vocabulary"]
+__all__ = ["ask", "batch_of", "call", "context", "memory", "model", "stock", "vocabulary"]
 
 
 def context(llm: llama_cpp.Llama) -> Any:
@@ -46,6 +48,22 @@ def model(llm: llama_cpp.Llama) -> Any:
 
 def vocabulary(llm: llama_cpp.Llama) -> Any:
     return llama_cpp.llama_model_get_vocab(model(llm))
+
+
+@contextlib.contextmanager
+def batch_of(entries: Sequence[tuple[int, int, Sequence[int], bool]]) -> Iterator[Any]:
+    """A llama_batch of (token, position, its sequences, whether its logits are wanted), freed at the end of the block."""
+    batch = llama_cpp.llama_batch_init(len(entries), 0, max(len(seqs) for _, _, seqs, _ in entries))
+    try:
+        batch.n_tokens = len(entries)
+        for i, (token, pos, seqs, wanted) in enumerate(entries):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, pos, wanted
+            batch.n_seq_id[i] = len(seqs)
+            for k, seq in enumerate(seqs):
+                batch.seq_id[i][k] = seq
+        yield batch
+    finally:
+        llama_cpp.llama_batch_free(batch)
 
 
 def ask(function: Any, llm: llama_cpp.Llama, *args: Any) -> tuple[int, str]:

@@ -13,14 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd.engine import _log
-from pypcd.engine._calls import context, memory, stock
-from pypcd.engine._handles import check_shift, is_open, shifts
+from pypcd.engine._calls import batch_of, context, memory, stock
+from pypcd.engine._handles import is_open
 from pypcd.engine._model import slides
 from pypcd.errors import PCDError
 
 __all__ = [
     "cache_settings",
-    "can_shift",
     "clear",
     "copy_sequence",
     "decode",
@@ -32,7 +31,6 @@ __all__ = [
     "save_sequence",
     "set_abort",
     "set_threads",
-    "shift",
 ]
 
 _ALL = -1  # sequences
@@ -66,17 +64,10 @@ def decode(llm: llama_cpp.Llama, entries: Sequence[tuple[int, int, int, bool]]) 
     Raises:
         PCDError: it failed for another reason; the message has it.
     """
-    batch = llama_cpp.llama_batch_init(len(entries), 0, 1)
-    try:
-        batch.n_tokens = len(entries)
-        for i, (token, pos, seq, wanted) in enumerate(entries):
-            batch.token[i], batch.pos[i], batch.logits[i] = token, pos, wanted
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
+    with batch_of([(token, pos, [seq], wanted) for token, pos, seq, wanted in entries]) as batch:
         _log.clear_errors()
         twins = stock(llm)
         status = twins.decode(batch) if twins else llama_cpp.llama_decode(context(llm), batch)
-    finally:
-        llama_cpp.llama_batch_free(batch)
     if status not in (0, 1):
         raise PCDError(f"llama_decode returned {status}: {_log.reason()}")
     return bool(status == 0)
@@ -187,21 +178,6 @@ def cache_settings(llm: llama_cpp.Llama) -> str:
         if value != other:
             words.append(f"{name}={value:g}")
     return " ".join(words)
-
-
-def can_shift(llm: llama_cpp.Llama) -> bool:
-    """Whether positions in the cache can be moved."""
-    return shifts(llm._ctx) and bool(llama_cpp.llama_memory_can_shift(memory(llm)))
-
-
-def shift(llm: llama_cpp.Llama, seq: int, first: int, last: int, by: int) -> None:
-    """Move positions first to last - 1 of a sequence.
-
-    Raises:
-        PCDError: llama.cpp cannot move these keys.
-    """
-    check_shift(llm._ctx)
-    llama_cpp.llama_memory_seq_add(memory(llm), seq, first, last, by)
 
 
 _aborts: weakref.WeakKeyDictionary[llama_cpp.Llama, Any] = weakref.WeakKeyDictionary()  # keeps callbacks alive

@@ -15,7 +15,6 @@ __all__ = [
     "backends",
     "cpu_features",
     "devices",
-    "idle_backends",
     "library_path",
     "step_times",
     "supports_gpu",
@@ -41,25 +40,13 @@ def cpu_features() -> str:
     return str(llama_cpp.llama_print_system_info().decode().strip(" |\n"))
 
 
-def backends() -> list[str]:
-    """Names of ggml's backends; empty if the library does not export their functions."""
+def backends() -> dict[str, int]:
+    """Names of ggml's backends, and how many devices each found here; empty if the library does not export their functions."""
     try:
-        return [_ggml("reg_name", _text, registry).decode() for registry in _registries()]
+        found = [_handle(_ggml("reg_get", _handle, _size(i))) for i in range(_ggml("reg_count", _size))]
+        return {_ggml("reg_name", _text, one).decode(): _ggml("reg_dev_count", _size, one) for one in found}
     except AttributeError:  # Windows finds a symbol only in the library that defines it
-        return []
-
-
-def idle_backends() -> list[str]:
-    """Those that found no device here, such as CUDA without a GPU or its driver. RPC has none until servers are named."""
-    try:
-        idle = [registry for registry in _registries() if _ggml("reg_dev_count", _size, registry) == 0]
-        return [name for name in (_ggml("reg_name", _text, registry).decode() for registry in idle) if name != "RPC"]
-    except AttributeError:
-        return []
-
-
-def _registries() -> list[ctypes.c_void_p]:
-    return [_handle(_ggml("reg_get", _handle, _size(i))) for i in range(_ggml("reg_count", _size))]
+        return {}
 
 
 def devices() -> list[dict[str, Any]]:

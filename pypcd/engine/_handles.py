@@ -23,15 +23,10 @@ from pypcd.errors import InputError, ModelError, PCDError
 
 __all__ = ["guard_handles", "invalidate_handles", "is_open"]
 
-_UNBLOCKED = (0, 1, 30)  # F32, F16, BF16 of enum ggml_type; llama_cpp does not name the last
 _CLOSED = "the model is closed, by close() or the end of its with block; open it again with pypcd.Llama(...)"
 _FORKED = (
     "this process was forked with the model open, and the threads that compute stayed behind in process {}; open the "
     'model in this process, or start processes by multiprocessing.get_context("spawn")'
-)
-_LATENT = (
-    "the keys of this context are stored in blocks (type_k={}), and llama.cpp cannot move those of latent attention: it "
-    "would end the process; open the model with type_k and type_v of f16, or evaluate the text again in place of moving it"
 )
 
 
@@ -127,22 +122,6 @@ def invalidate_handles(llm: llama_cpp.Llama) -> None:
     for name in _CLASSES:
         if hasattr(llm, name):
             _leave(getattr(llm, name), _CLOSED)
-
-
-def shifts(context: _internals.LlamaContext) -> bool:
-    """Whether llama.cpp's kernels can rotate the cached keys; it says yes where they are latent and in blocks, too."""
-    return context.params.type_k in _UNBLOCKED or not any(
-        key.endswith("attention.key_length_mla") for key in context.model.metadata()
-    )
-
-
-def check_shift(context: _internals.LlamaContext) -> None:
-    """
-    Raises:
-        PCDError: llama.cpp would end the process at the next evaluation.
-    """
-    if not shifts(context):
-        raise PCDError(_LATENT.format(context.params.type_k))
 
 
 def _leave(handle: Any, why: str) -> None:

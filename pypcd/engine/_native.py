@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pypcd.engine import _bindings
 from pypcd.engine._calls import ask, call, context
-from pypcd.engine._results import PCDLogits, PCDStats, no_rows
+from pypcd.engine._results import PCDLogits, PCDStats
 from pypcd.errors import InputError, UnsupportedError
 from pypcd.settings.config import PCDConfig
 from pypcd.settings.fields import FIELDS
@@ -35,12 +35,27 @@ def _numbers(params: _bindings.Params) -> list[float]:
 
 
 class Native:
-    """PCD in the context of one model, as _pcd.Engine says. It has no state of its own: the library has it all."""
+    """PCD in the context of one model. It has no state of its own: the library has it all. Stock has the same functions.
+
+    A closed model raises PCDError.
+    """
 
     def __init__(self, llm: llama_cpp.Llama) -> None:
         self._llm = llm
 
     def set(self, config: PCDConfig | None, combine: bool = True) -> str | None:
+        """Put a setting in force, or (None) turn PCD off.
+
+        Args:
+            combine: False leaves the contrast to a sampler.
+
+        Returns:
+            None; or why PCD stays off, if an environment variable turns it off.
+
+        Raises:
+            ValueError: a value is out of range.
+            UnsupportedError: this model or context cannot run it, or there is no memory for it; the previous setting stays.
+        """
         params = None if config is None else ctypes.byref(native_params(config, combine=combine))
         status, text = ask(_bindings.pcd_set, self._llm, params)
         if status == _bindings.DISABLED:
@@ -53,14 +68,20 @@ class Native:
         return None
 
     def trim(self) -> None:
+        """Free the second keys and values that the setting in force does not need: all of them while PCD is off."""
         _bindings.pcd_trim(context(self._llm))
 
     def refusal(self, config: PCDConfig) -> str | None:
+        """Why this model or context cannot run a setting, in a sentence; None if it can. Nothing changes; memory is not asked for."""
         status, text = ask(_bindings.pcd_check, self._llm, ctypes.byref(native_params(config)))
         return None if status == _bindings.OK else text
 
     def in_force(self, known: Sequence[PCDConfig | None]) -> tuple[PCDConfig | None, bool]:
-        """If it is one of `known`, that one is returned, since the library has floats of 32 bits."""
+        """The setting in force, None while PCD is off, and whether rows are contrasted (or left to a sampler).
+
+        Args:
+            known: settings that it may be; the one that it is is returned itself, since the library has floats of 32 bits.
+        """
         params = _bindings.Params()
         if not _bindings.pcd_get(context(self._llm), ctypes.byref(params)):
             return None, True
@@ -73,6 +94,7 @@ class Native:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
+        """A block without twins, for the parts of a prompt whose logits are not read."""
         _bindings.pcd_suspend(context(self._llm), True)
         try:
             yield
@@ -80,53 +102,56 @@ class Native:
             _bindings.pcd_suspend(context(self._llm), False)
 
     def set_sequence(self, seq_id: int, config: PCDConfig | None) -> None:
+        """Give one sequence a setting of its own, or (None) no twins for its tokens. See cpp/llama-pcd.h for the rules.
+
+        Raises:
+            ValueError: the setting has a value that only the context can change.
+            UnsupportedError: the sequence has a backend sampler, or the engine is "stock".
+        """
         params = None if config is None else ctypes.byref(native_params(config))
         call(_bindings.pcd_set_seq, self._llm, seq_id, params)
 
     def unset_sequence(self, seq_id: int) -> None:
+        """Let a sequence follow its context's setting again."""
         _bindings.pcd_unset_seq(context(self._llm), seq_id)
 
     def begin_answer(self, pos: int, seq_id: int = 0) -> None:
+        """An answer begins at this position, where the rows of a prompt are asked for too (min_first_entropy)."""
         _bindings.pcd_begin(context(self._llm), seq_id, pos)
 
     def set_tokens(self, tokens: Sequence[int], seq_id: int = 0) -> None:
+        """The tokens of a sequence that was restored: a saved state does not have them, nor where an answer began."""
         array = (ctypes.c_int32 * len(tokens))(*tokens)
         _bindings.pcd_set_tokens(context(self._llm), seq_id, array, len(tokens))
 
-    def logits(self, i: int) -> PCDLogits:
+    def logits(self, i: int) -> PCDLogits | None:
+        """The logits of entry i of the last batch, before and after the contrast, in memory that the next evaluation overwrites; None if
+        that was without PCD, or the entry's logits were not requested."""
         standard, local, contrasted = (
             self._row(i, which) for which in (_bindings.ROW_STANDARD, _bindings.ROW_LOCAL, _bindings.ROW_CONTRASTED)
         )
         if standard is None or contrasted is None:
-            raise no_rows(i)
+            return None
         beta = float(_bindings.pcd_get_strength_ith(context(self._llm), i))
         return PCDLogits(standard, local, contrasted, None if math.isnan(beta) else beta)
 
-    def best(self, i: int) -> tuple[int, int] | None:
-        if math.isnan(_bindings.pcd_get_strength_ith(context(self._llm), i)):
-            return None
-        rows = (self._view(i, which) for which in (_bindings.ROW_STANDARD, _bindings.ROW_CONTRASTED))
-        standard, contrasted = (int(row.argmax()) for row in rows if row is not None)
-        return standard, contrasted
-
-    def has_twin(self, i: int) -> bool:
-        return self._view(i, _bindings.ROW_LOCAL) is not None
-
     def _row(self, i: int, which: int) -> npt.NDArray[np.float32] | None:
-        view = self._view(i, which)
-        return None if view is None else view.copy()
-
-    def _view(self, i: int, which: int) -> npt.NDArray[np.float32] | None:
         pointer = _bindings.pcd_get_logits_ith(context(self._llm), i, which)
         return np.ctypeslib.as_array(pointer, shape=(self._llm.n_vocab(),)) if pointer else None
 
     def stats(self) -> PCDStats:
+        """What PCD has done in this context so far."""
         stats = _bindings.pcd_get_stats(context(self._llm))
         values = {name: getattr(stats, name) for name, *_ in _bindings.Stats._fields_}
         values["last_fallback"] = _bindings.pcd_fallback_text(stats.last_fallback).decode()
         return PCDStats(**values)
 
     def init_sampler(self, row: int) -> Any:
+        """A llama_sampler that contrasts the candidates of a row; a chain that it is added to owns it.
+
+        Raises:
+            UnsupportedError: the engine is "stock".
+        """
         sampler = _bindings.sampler_init_pcd(context(self._llm))
         _bindings.sampler_pcd_set_row(sampler, row)
         return sampler

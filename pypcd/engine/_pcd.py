@@ -1,14 +1,10 @@
 """PCD in a context: which of two engines does it, and what it can be asked.
 
-"native" is pypcd's own libllama (_native.py), "stock" any other one (_stock.py). The twin of a token is the same token evaluated a
-second time, in a sequence of its own; its logits are L*.
+"native" is pypcd's own libllama (_native.py, where each function is described), "stock" any other one (_stock.py). The twin of a token
+is the same token evaluated a second time, in a sequence of its own; its logits are L*.
 """
 
 from __future__ import annotations
-
-import contextlib
-from collections.abc import Sequence
-from typing import Any, Protocol
 
 import llama_cpp
 
@@ -17,7 +13,6 @@ from pypcd.engine._bindings import is_native, only_native
 from pypcd.engine._calls import context, model, stock
 from pypcd.engine._model import is_recurrent, slides
 from pypcd.engine._native import Native
-from pypcd.engine._results import PCDLogits, PCDStats
 from pypcd.engine._stock import Stock, n_twins
 from pypcd.errors import LibraryError
 from pypcd.settings.config import PCDConfig
@@ -29,91 +24,17 @@ N_SEQUENCES = min(192, int(llama_cpp.llama_max_parallel_sequences()))  # sequenc
 _ENGINE = OrNone(Choice(("native", "stock")))
 
 
-class Engine(Protocol):
-    """What a model's engine can be asked. A closed model raises PCDError."""
-
-    def set(self, config: PCDConfig | None, combine: bool = True) -> str | None:
-        """Put a setting in force, or (None) turn PCD off.
-
-        Args:
-            combine: False leaves the contrast to a sampler.
-
-        Returns:
-            None; or why PCD stays off, if an environment variable turns it off.
-
-        Raises:
-            ValueError: a value is out of range.
-            UnsupportedError: this model or context cannot run it, or there is no memory for it; the previous setting stays.
-        """
-
-    def trim(self) -> None:
-        """Free the second keys and values that the setting in force does not need: all of them while PCD is off."""
-
-    def refusal(self, config: PCDConfig) -> str | None:
-        """Why this model or context cannot run a setting, in a sentence; None if it can. Nothing changes; memory is not asked for."""
-
-    def in_force(self, known: Sequence[PCDConfig | None]) -> tuple[PCDConfig | None, bool]:
-        """The setting in force, None while PCD is off, and whether rows are contrasted (or left to a sampler).
-
-        Args:
-            known: settings that it may be; the one that it is is returned itself.
-        """
-
-    def suspended(self) -> contextlib.AbstractContextManager[None]:
-        """A block without twins, for the parts of a prompt whose logits are not read."""
-
-    def set_sequence(self, seq_id: int, config: PCDConfig | None) -> None:
-        """Give one sequence a setting of its own, or (None) no twins for its tokens. See cpp/llama-pcd.h for the rules.
-
-        Raises:
-            ValueError: the setting has a value that only the context can change.
-            UnsupportedError: the sequence has a backend sampler, or the engine is "stock".
-        """
-
-    def unset_sequence(self, seq_id: int) -> None:
-        """Let a sequence follow its context's setting again."""
-
-    def begin_answer(self, pos: int, seq_id: int = 0) -> None:
-        """An answer begins at this position, where the rows of a prompt are asked for too (min_first_entropy)."""
-
-    def set_tokens(self, tokens: Sequence[int], seq_id: int = 0) -> None:
-        """The tokens of a sequence that was restored: a saved state does not have them, nor where an answer began."""
-
-    def logits(self, i: int) -> PCDLogits:
-        """The logits of entry i of the last batch, before and after the contrast, copied.
-
-        Raises:
-            PCDError: the last evaluation was without PCD, or there was none.
-        """
-
-    def best(self, i: int) -> tuple[int, int] | None:
-        """The most probable tokens of entry i before and after the contrast, without a copy of the rows; None if nothing was contrasted."""
-
-    def has_twin(self, i: int) -> bool:
-        """Whether entry i was evaluated a second time; not if that could not change the result."""
-
-    def stats(self) -> PCDStats:
-        """What PCD has done in this context so far."""
-
-    def init_sampler(self, row: int) -> Any:
-        """A llama_sampler that contrasts the candidates of a row; a chain that it is added to owns it.
-
-        Raises:
-            UnsupportedError: the engine is "stock".
-        """
-
-
-def pcd(llm: llama_cpp.Llama) -> Engine:
-    """The engine that does PCD for a model.
+def pcd(llm: llama_cpp.Llama) -> Native | Stock:
+    """The engine that does PCD for a model; both have the same functions.
 
     Raises:
         PCDError: the model is closed.
     """
-    return stock(llm) or Native(llm)
+    return engine if (engine := stock(llm)) is not None else Native(llm)
 
 
 def pcd_refusal(llm: llama_cpp.Llama, config: PCDConfig | None) -> str | None:
-    """As Engine.refusal(); PCD off can always run."""
+    """As Native.refusal(); PCD off can always run."""
     return None if config is None else pcd(llm).refusal(config)
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from pypcd.errors import PCDError, rename
+from pypcd.errors import rename
 from pypcd.settings.config import PCDConfig, typed
 
 __all__ = ["SENTENCES", "Change", "PCDAnswer", "PCDLogits", "PCDStats"]
@@ -29,6 +29,10 @@ class PCDLogits:
     local: npt.NDArray[np.float32] | None
     contrasted: npt.NDArray[np.float32]
     beta: float | None = None
+
+    def copy(self) -> PCDLogits:
+        local = None if self.local is None else self.local.copy()
+        return PCDLogits(self.standard.copy(), local, self.contrasted.copy(), self.beta)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,26 +108,23 @@ class PCDAnswer:
             "pcd_changed": self.n_changed,
         }
 
-    def with_token(self, token: int, best: tuple[int, int] | None, has_twin: bool) -> PCDAnswer:
+    def with_token(self, token: int, rows: PCDLogits | None) -> PCDAnswer:
         """The same with one more token.
 
         Args:
-            best: the most probable tokens there before and after the contrast; None: there was none.
-            has_twin: whether it was evaluated a second time.
+            rows: the logits that it was sampled from; None: they were evaluated without PCD.
         """
-        n_skipped = self.n_skipped + (self.setting is not None and not has_twin)
-        if best is None:
-            return dataclasses.replace(self, n_tokens=self.n_tokens + 1, n_skipped=n_skipped)
-        (plain, contrasted), changes = best, self.changes
-        if plain not in (token, contrasted):
-            changes = (*changes, Change(self.n_tokens, token, plain))
-        return dataclasses.replace(
+        more = dataclasses.replace(
             self,
             n_tokens=self.n_tokens + 1,
-            n_contrasted=self.n_contrasted + 1,
-            n_skipped=n_skipped,
-            changes=changes,
+            n_skipped=self.n_skipped + (self.setting is not None and (rows is None or rows.local is None)),
         )
+        if rows is None or rows.beta is None:
+            return more
+        plain, changes = int(rows.standard.argmax()), self.changes
+        if plain not in (token, int(rows.contrasted.argmax())):
+            changes = (*changes, Change(self.n_tokens, token, plain))
+        return dataclasses.replace(more, n_contrasted=self.n_contrasted + 1, changes=changes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,10 +177,3 @@ class PCDStats:
 
 rename(PCDLogits, {"over_rotated": "local"})
 rename(PCDStats, {"n_streams": "n_separate"})
-
-
-def no_rows(i: int) -> PCDError:
-    return PCDError(
-        f"there are no PCD logits for row {i}: evaluate tokens first, with pcd=True; of a batch, only tokens whose logits were "
-        "requested have them"
-    )

@@ -32,7 +32,8 @@ import numpy.typing as npt
 
 from pypcd.engine import _log
 from pypcd.engine._bindings import only_native
-from pypcd.engine._results import PCDLogits, PCDStats, no_rows
+from pypcd.engine._calls import batch_of
+from pypcd.engine._results import PCDLogits, PCDStats
 from pypcd.errors import PCDError, UnsupportedError
 from pypcd.settings import formula
 from pypcd.settings.config import PCDConfig
@@ -157,7 +158,7 @@ class _Token:
 
 
 class Stock:
-    """PCD in one context.
+    """PCD in one context, by the functions of Native.
 
     Args:
         ctx: the llama_context.
@@ -197,8 +198,7 @@ class Stock:
         return None
 
     def trim(self) -> None:
-        if self._config is None:
-            self._asked = []
+        pass  # there are no second keys
 
     def refusal(self, config: PCDConfig) -> str | None:
         what = needs(config)
@@ -475,7 +475,7 @@ class Stock:
             self._is_evaluating = False
 
     def _evaluate_tokens(self, tokens: Sequence[_Token]) -> int:
-        with _batch(tokens) as batch:
+        with batch_of([(one.token, one.pos, one.seqs, one.asked) for one in tokens]) as batch:
             return self._evaluate(batch)
 
     # -- the contrast --------------------------------------------------------------------------------------------------
@@ -512,23 +512,13 @@ class Stock:
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
-    def logits(self, i: int) -> PCDLogits:
+    def logits(self, i: int) -> PCDLogits | None:
         one = self._find(i)
         if one is None:
-            raise no_rows(i)
-        row = one.row or _Row(self._copy(one.index))
+            return None
+        row = one.row or _Row(self._view(one.index))
         contrasted = row.standard if row.contrasted is None else row.contrasted
         return PCDLogits(row.standard, row.local, contrasted, row.beta)
-
-    def best(self, i: int) -> tuple[int, int] | None:
-        one = self._find(i)
-        if one is None or one.row is None or one.row.beta is None or one.row.contrasted is None:
-            return None
-        return int(one.row.standard.argmax()), int(one.row.contrasted.argmax())
-
-    def has_twin(self, i: int) -> bool:
-        one = self._find(i)
-        return one is not None and one.row is not None and one.row.local is not None
 
     def row(self, i: int) -> Logits | None:
         """What callers see of entry i of the last batch, if llama.cpp has no row under this index."""
@@ -555,19 +545,3 @@ class Stock:
         if not pointer:
             raise PCDError(f"llama.cpp has no logits for row {i}: {_log.reason()}")
         return np.ctypeslib.as_array(pointer, shape=(self._n_vocab,))
-
-
-@contextlib.contextmanager
-def _batch(tokens: Sequence[_Token]) -> Iterator[Any]:
-    """A llama_batch of tokens."""
-    batch = llama_cpp.llama_batch_init(len(tokens), 0, max(len(one.seqs) for one in tokens))
-    try:
-        batch.n_tokens = len(tokens)
-        for i, one in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.logits[i] = one.token, one.pos, one.asked
-            batch.n_seq_id[i] = len(one.seqs)
-            for k, seq in enumerate(one.seqs):
-                batch.seq_id[i][k] = seq
-        yield batch
-    finally:
-        llama_cpp.llama_batch_free(batch)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd.engine import _bindings, _log
-from pypcd.engine._calls import call, context, model, stock
+from pypcd.engine._calls import batch_of, call, context, model, stock
 from pypcd.engine._context import decode
 from pypcd.engine._handles import is_open
 from pypcd.engine._model import slides
@@ -181,7 +181,11 @@ def _read_in_another(llm: llama_cpp.Llama, names: Sequence[str], past: Sequence[
         text = [*past, *tokens]
         for is_past, first, last in ((True, begin, len(past)), (False, len(past), len(text))):
             for i in range(first, last, llm.n_batch):
-                _decode(other, text[i : min(i + llm.n_batch, last)], i)
+                part = text[i : min(i + llm.n_batch, last)]
+                with batch_of([(token, i + j, [0], True) for j, token in enumerate(part)]) as batch:
+                    status = llama_cpp.llama_decode(other, batch)
+                if status:
+                    raise PCDError(f"llama_decode returned {status}: {_log.reason()}")
     finally:
         llama_cpp.llama_free(other)
     if failed:
@@ -198,20 +202,6 @@ def _copied(llm: llama_cpp.Llama, other: Any) -> bool:
     buffer = (ctypes.c_uint8 * size)()
     n = llama_cpp.llama_state_seq_get_data(context(llm), buffer, size, 0)
     return bool(n and llama_cpp.llama_state_seq_set_data(other, buffer, n, 0))
-
-
-def _decode(ctx: Any, tokens: Sequence[int], n_past: int) -> None:
-    batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
-    try:
-        batch.n_tokens = len(tokens)
-        for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i], batch.logits[i] = token, n_past + i, True
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-        status = llama_cpp.llama_decode(ctx, batch)
-    finally:
-        llama_cpp.llama_batch_free(batch)
-    if status:
-        raise PCDError(f"llama_decode returned {status}: {_log.reason()}")
 
 
 def contents(tensor: int) -> npt.NDArray[np.float32]:

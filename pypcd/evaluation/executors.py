@@ -276,6 +276,8 @@ def _map(
                 suspects[question] = methods
                 why = f"every worker that was asked it ended ({error}); their logs say why"
                 continue
+            except Exception as error:
+                raise error from None  # a pool gives it the worker's traceback, which a fault's text has already
             refused.update(refusals)
             yield from answers
     finally:

@@ -60,7 +60,7 @@ def _execute_server(module: Any, execute: Callable[[], None]) -> None:
         return
     from pypcd.integrations import python_server
 
-    python_server.adapt(module, execute)
+    python_server.adapt(execute)
 
 
 def _execute_models_of_lm_eval(module: Any, execute: Callable[[], None]) -> None:

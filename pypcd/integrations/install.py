@@ -8,7 +8,6 @@ it is undone by putting that one function back. (Python cannot undo a replaced _
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import sys
 import warnings
@@ -42,7 +41,7 @@ def install(pcd: PCDSetting = "unsure") -> None:
     Models that are open stay as they are. `pcd=` still decides where a framework passes it on. An unknown keyword of a
     framework is a UserWarning (pypcd.Llama itself raises TypeError). A model that cannot run the setting, or is opened for
     embeddings, decodes plainly, and a UserWarning says why. Classes that others have derived from llama_cpp.Llama decode
-    plainly too; derive them from pypcd.Llama. llama_cpp.server takes "pcd" in its requests if it is imported afterwards.
+    plainly too; derive them from pypcd.Llama.
 
     The environment variable PYPCD does the same for programs that cannot be edited: `PYPCD=unsure python -m llama_cpp.server`.
 
@@ -56,9 +55,11 @@ def install(pcd: PCDSetting = "unsure") -> None:
     _choose(pcd)
     if sys.modules.get("llama_cpp") is not None:
         apply()
-    app = sys.modules.get("llama_cpp.server.app")
-    if app is not None and "pcd" not in app.CreateCompletionRequest.model_fields:
-        warnings.warn('llama_cpp.server takes no "pcd": it was imported before pypcd.install()', stacklevel=2)
+    app, types = (sys.modules.get(f"llama_cpp.server.{name}") for name in ("app", "types"))
+    if app and types and app.CreateCompletionRequest is types.CreateCompletionRequest:  # without python_server's check
+        warnings.warn(
+            'llama_cpp.server passes over "pcd" in requests: it was imported before pypcd.install()', stacklevel=2
+        )
 
 
 def _choose(pcd: PCDSetting) -> None:
@@ -104,8 +105,6 @@ def apply() -> None:
     stock: Any = sys.modules["llama_cpp"].Llama
     if not _is_ours(stock):
         stock.__init__ = _ours(stock, stock.__init__)
-    if hasattr(sys.modules.get("pypcd.engine"), "tap"):  # else it is being imported, which is why llama_cpp is
-        _show_parameters(stock)
 
 
 def _is_ours(stock: Any) -> bool:
@@ -122,7 +121,6 @@ def _ours(stock: Any, original: Callable[..., None]) -> Callable[..., None]:
         from pypcd import llama
 
         if type(self) is stock:
-            _show_parameters(stock)
             self.__class__ = llama.Llama
             _open(self, *args, **kwargs)
             return
@@ -132,15 +130,6 @@ def _ours(stock: Any, original: Callable[..., None]) -> Callable[..., None]:
 
     __init__._pypcds = __init__  # type: ignore[attr-defined]
     return __init__
-
-
-def _show_parameters(stock: Any) -> None:
-    """For inspect and help."""
-    from pypcd import llama
-
-    if _is_ours(stock):
-        stock.__init__.__signature__ = inspect.signature(llama.Llama.__init__)
-        stock.__init__.__doc__ = llama.Llama.__doc__
 
 
 def _open(llm: Any, *args: Any, **kwargs: Any) -> None:

@@ -47,14 +47,6 @@ LEFT_PLAIN = (
     "itself turns it on (docs/settings.md, Structured output)"
 )
 
-_GRAMMAR = list(inspect.signature(llama_cpp.Llama.generate).parameters).index("grammar") - 2  # without self and tokens
-
-
-def _has_grammar(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether these arguments of generate() have a grammar. A JSON schema and a forced tool become one on their way there; a
-    constraint that is a logits processor cannot be told from other processors."""
-    return (args[_GRAMMAR] if len(args) > _GRAMMAR else kwargs.get("grammar")) is not None
-
 
 @lock.guarded
 class Llama(llama_cpp.Llama):
@@ -74,8 +66,7 @@ class Llama(llama_cpp.Llama):
         n_seq_max: how many sequences the caller's own batches may have, decoded through `llm.ctx`; 1 to 192, at most
             n_batch. They share n_ctx.
         use_extra_bufts: whether weights may be repacked for the CPU's matrix kernels; None: yes, for those of AMX if a
-            probe has found that they work (some compilers break them). True forces AMX on, also for stock models that are
-            opened next.
+            probe has found that they work (some compilers break them; docs/troubleshooting.md, AMX is off).
         rpc_servers: other machines that compute, each a `pypcd rpc-server`: "host:port,host:port" or a sequence. Layers,
             caches and second keys are spread over their devices, in this order, and then this machine's GPUs. Each serves
             one process at a time. ggml ends this process if one is lost later.
@@ -143,15 +134,13 @@ class Llama(llama_cpp.Llama):
         self._is_restored = False  # by load_state: then there are no logits of the last token
         # logits processors, grammars
         self._processors: lock.Processors | None = None  # those of the sampler
-        self._is_whole = False  # within a call that returns a whole answer
         self._n_constrained = 0  # answers left plain under a grammar
         self._answer = PCDAnswer()
-        pcd = load(pcd)  # a profile is read once
-        config = PCDConfig.resolve(pcd)
+        self.model_path = path = resolve_model(model_path)
+        config = self._resolve(pcd)
         self._n_seq_max = Integer(1, lib.N_SEQUENCES)("n_seq_max", n_seq_max)
         self._rpc_servers, servers = rpc_servers, parse_servers(rpc_servers)
         self._engine = lib.choose_engine(engine)
-        path = resolve_model(model_path)
         lib.clear_errors()
 
         self._use_extra_bufts = use_extra_bufts  # as given
@@ -186,8 +175,7 @@ class Llama(llama_cpp.Llama):
             self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
             self._fingerprint, self._weights_id = saved_state.fingerprint(path), saved_state.weights_id(path)
             self._keeps_state = lib.is_recurrent(self)
-            self.pcd = config
-            self._warn_profile_mismatch(pcd)
+            self._apply(config)
             self._warn_beyond_training(opening)
         except BaseException:
             self.close()  # a traceback may keep this object alive for long
@@ -240,20 +228,16 @@ class Llama(llama_cpp.Llama):
 
     @pcd.setter
     def pcd(self, setting: PCDSetting) -> None:
-        config = self._resolve(setting)
-        self._apply(config)
+        self._apply(self._resolve(setting))
         if self._pcd is not None:
             lib.pcd(self).trim()
 
     def _resolve(self, setting: PCDSetting) -> PCDConfig | None:
+        """The setting that a caller means. All that begins with an underscore takes what this returns; None is off there."""
         setting = load(setting)
-        config = PCDConfig.resolve(setting, self._pcd)
-        self._warn_profile_mismatch(setting)
-        return config
-
-    def _warn_profile_mismatch(self, setting: PCDSetting) -> None:
         if isinstance(setting, Profile) and (text := setting.remark(self.model_path)):
             lib.logger.warning("%s", text)
+        return PCDConfig.resolve(setting, self._pcd)
 
     def _warn_beyond_training(self, kwargs: Mapping[str, Any]) -> None:
         """A text as long as the context may be longer than any that the model was trained on; several share it otherwise."""
@@ -325,13 +309,10 @@ class Llama(llama_cpp.Llama):
             self._requires_eval = True  # the present logits were made under the old setting
 
     @contextlib.contextmanager
-    def _pcd_set_to(self, setting: PCDSetting) -> Iterator[None]:
-        """A block under this setting; None leaves the setting as it is."""
-        if setting is None:
-            yield
-            return
+    def _pcd_set_to(self, config: PCDConfig | None) -> Iterator[None]:
+        """A block under this setting. Second keys stay."""
         before, was_asked = (self._pcd, self._combines), self._call_has_pcd
-        self._apply(self._resolve(setting))
+        self._apply(config)
         self._call_has_pcd = True
         try:
             yield
@@ -471,42 +452,26 @@ class Llama(llama_cpp.Llama):
         if "response_format" in kwargs:
             kwargs["response_format"] = arguments.response_format(kwargs["response_format"])
         if setting is None:
-            return function(*args, **kwargs) if kwargs.get("stream") else self._call_whole(function, *args, **kwargs)
-        setting = self._resolve(setting) or False  # once, for the call and for a returned stream
-        with self._pcd_set_to(setting):
-            result = function(*args, **kwargs)
-        return self._steps(setting, result) if isinstance(result, Iterator) else result
-
-    def _call_whole(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A call that ends before anybody else uses the model: generate() may turn PCD off, once, and it is turned on here again."""
-        before, was_whole = self.pcd, self._is_whole
-        self._is_whole = True
-        try:
             return function(*args, **kwargs)
-        finally:
-            self._is_whole = was_whole
-            if self.pcd is not before and lib.is_open(self):
-                self._apply(before)
+        config = self._resolve(setting)
+        with self._pcd_set_to(config):
+            result = function(*args, **kwargs)
+        return self._steps(config, result) if isinstance(result, Iterator) else result
 
-    def _steps(self, setting: PCDSetting, iterator: Iterator[_T]) -> Generator[_T, Any, None]:
+    def _steps(self, config: PCDConfig | None, iterator: Iterator[_T]) -> Generator[_T, Any, None]:
         """The same iterator, with every step run under a setting, and nothing between the steps."""
-        config = self._resolve(setting)  # raise errors now, not when the stream is first read
-
-        def under_it() -> Generator[_T, Any, None]:
-            sent = None
-            try:
-                while True:
-                    with self._lock, self._pcd_set_to(False if config is None else config):
-                        try:
-                            item = iterator.send(sent) if isinstance(iterator, Generator) else next(iterator)
-                        except StopIteration:
-                            return
-                    sent = yield item
-            finally:
-                if isinstance(iterator, Generator):
-                    iterator.close()
-
-        return under_it()
+        sent = None
+        try:
+            while True:
+                with self._lock, self._pcd_set_to(config):
+                    try:
+                        item = iterator.send(sent) if isinstance(iterator, Generator) else next(iterator)
+                    except StopIteration:
+                        return
+                sent = yield item
+        finally:
+            if isinstance(iterator, Generator):
+                iterator.close()
 
     def generate(  # type: ignore[override]
         self, tokens: Sequence[int], *args: Any, pcd: PCDSetting = None, **kwargs: Unpack[options.Generation]
@@ -522,13 +487,12 @@ class Llama(llama_cpp.Llama):
             )
         self._check_drafts(self._pcd)  # it may have been assigned meanwhile
         is_asked = pcd is not None or self._call_has_pcd or self._pcd is None
-        is_left_plain = not is_asked and _has_grammar(args, kwargs)
-        if is_left_plain and self._is_whole:
-            self._apply(None)
-        elif is_left_plain:
-            pcd = False
-        text = self._text_of(super().generate(tokens, *args, **kwargs), is_left_plain)
-        return text if pcd is None else self._steps(pcd, text)
+        generate = super().generate
+        # a JSON schema and a forced tool are a grammar by now; a constraint that is a logits processor looks like any other processor
+        grammar = inspect.signature(generate).bind(tokens, *args, **kwargs).arguments.get("grammar")
+        is_left_plain = grammar is not None and not is_asked
+        text = self._text_of(generate(tokens, *args, **kwargs), is_left_plain)
+        return text if pcd is None and not is_left_plain else self._steps(self._resolve(pcd), text)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens. Of a long prompt, only the last batch's logits can be read, so only that batch gets a twin. With PCD generate()
@@ -588,9 +552,10 @@ class Llama(llama_cpp.Llama):
         self._requires_eval = False
 
     def save_state(self) -> llama_cpp.LlamaState:
-        """llama_cpp.Llama.save_state, with what tells this model's states from others'."""
+        """llama_cpp.Llama.save_state, with a seal that tells this model's states from others', also after they were pickled."""
         state = super().save_state()
-        return saved_state.sealed(self._fingerprint, state)
+        vars(state)["seal"] = {"weights": self._fingerprint}
+        return state
 
     def reset(self) -> None:
         """llama_cpp.Llama.reset. Sequences keep their settings (set_sequence_pcd)."""
@@ -661,7 +626,7 @@ class Llama(llama_cpp.Llama):
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """llama_cpp.Llama.embed; embeddings have nothing to contrast."""
         self._n_changes += 1
-        with self._pcd_set_to(False):
+        with self._pcd_set_to(None):
             return super().embed(*args, **kwargs)
 
     @property
@@ -731,10 +696,8 @@ class Llama(llama_cpp.Llama):
         if not self._answer.n_tokens:
             setting = self._pcd if self._combines else None
             self._answer = PCDAnswer(setting, n_prompt=self.n_tokens)
-        is_on = self._answer.setting is not None
-        self._answer = self._answer.with_token(
-            token, lib.pcd(self).best(at) if is_on else None, is_on and lib.pcd(self).has_twin(at)
-        )
+        rows = None if self._answer.setting is None else lib.pcd(self).logits(at)
+        self._answer = self._answer.with_token(token, rows)
 
     # -- looking inside --------------------------------------------------------------------------------------------
 
@@ -748,7 +711,13 @@ class Llama(llama_cpp.Llama):
         Raises:
             PCDError: the last evaluation was without PCD, or there was none.
         """
-        return lib.pcd(self).logits(i)
+        logits = lib.pcd(self).logits(i)
+        if logits is None:
+            raise PCDError(
+                f"there are no PCD logits for row {i}: evaluate tokens first, with pcd=True; of a batch, only tokens whose logits were "
+                "requested have them"
+            )
+        return logits.copy()
 
     @property
     def last_answer(self) -> PCDAnswer:
@@ -763,7 +732,7 @@ class Llama(llama_cpp.Llama):
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
-        cls, repo_id: str, filename: str | None, *args: Any, **kwargs: Unpack[options.FromHub]
+        cls, repo_id: str, filename: str | None, *args: Any, **kwargs: Any
     ) -> Self:
         """Opens a model file of the Hugging Face Hub, which is downloaded if need be; the package huggingface-hub has to be installed."""
         return super().from_pretrained(repo_id, filename, *args, **kwargs)  # type: ignore[return-value]  # it calls cls()

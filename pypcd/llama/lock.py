@@ -69,10 +69,6 @@ class StreamGuard:
         self._llm, self._tokens = llm, tokens
         self._n_changes = llm._n_changes
 
-    def is_latest(self) -> bool:
-        """Whether nobody else has evaluated since."""
-        return bool(self._n_changes == self._llm._n_changes)
-
     def steps(self) -> Generator[Any, Any, None]:
         """
         Raises:
@@ -88,7 +84,7 @@ class StreamGuard:
                             "a logits processor, stopping criterion or draft model asks the model that has called it for a text; "
                             "open a second pypcd.Llama for that"
                         )
-                    if not self.is_latest() or llm.n_tokens < n_tokens:
+                    if self._n_changes != llm._n_changes or llm.n_tokens < n_tokens:
                         raise PCDError(
                             "this text cannot go on: since its last token the model was used by another call, or reset "
                             f"(thread {lock.holder!r}); read a stream to its end, or close it, before the next call; {_REMEDY}"

@@ -10,13 +10,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pypcd.engine import backends, devices, logger, supports_gpu
+from pypcd.engine import devices, logger, supports_gpu
 from pypcd.errors import InputError
 from pypcd.gguf import read_gguf
 from pypcd.settings.remote import is_loopback
 
 __all__ = [
-    "backends",
     "checked_n_ctx",
     "default_threads",
     "devices",

@@ -4,15 +4,11 @@ from `**kwargs: Unpack[...]` (PEP 692). What they mean is in llama_cpp's own doc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
-
     from llama_cpp import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
     from llama_cpp.llama_chat_format import LlamaChatCompletionHandler
-    from llama_cpp.llama_speculative import LlamaDraftModel
     from llama_cpp.llama_tokenizer import BaseLlamaTokenizer
     from llama_cpp.llama_types import (
         ChatCompletionFunction,
@@ -22,10 +18,7 @@ if TYPE_CHECKING:
         ChatCompletionToolChoiceOption,
     )
 
-    from pypcd.settings.config import PCDSetting
-    from pypcd.settings.remote import Servers
-
-__all__ = ["Chat", "Completion", "FromHub", "Generation", "Opening", "OpeningWithOurs", "Sample"]
+__all__ = ["Chat", "Completion", "Generation", "Opening", "Sample"]
 
 
 class _Sampling(TypedDict, total=False):
@@ -136,30 +129,3 @@ class Opening(TypedDict, total=False):
     type_k: int | None
     type_v: int | None
     spm_infill: bool
-
-
-class OpeningWithOurs(Opening, total=False):
-    """All of pypcd.Llama() besides the path."""
-
-    pcd: PCDSetting
-    engine: Literal["native", "stock"] | None
-    n_seq_max: int
-    use_extra_bufts: bool | None
-    rpc_servers: Servers
-    n_ctx: int | None
-    n_gpu_layers: int | None
-    flash_attn: bool | None
-    n_threads: int | None
-    n_threads_batch: int | None
-    verbose: bool
-    draft_model: LlamaDraftModel | None
-    progress: Callable[[int, int], object] | None
-
-
-class FromHub(OpeningWithOurs, total=False):
-    """Of from_pretrained() besides the repository and the file."""
-
-    additional_files: list[str] | None
-    local_dir: str | os.PathLike[str] | None
-    local_dir_use_symlinks: bool | Literal["auto"]
-    cache_dir: str | os.PathLike[str] | None

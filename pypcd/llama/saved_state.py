@@ -18,7 +18,7 @@ from pypcd import engine
 from pypcd.errors import ArgumentError, InputError, PCDError
 from pypcd.gguf import parts
 
-__all__ = ["evaluate_last", "fingerprint", "fitted", "sealed", "weights_id"]
+__all__ = ["evaluate_last", "fingerprint", "fitted", "weights_id"]
 
 _PARTS, _PART = 64, 65536  # of a file, and the bytes of each
 
@@ -41,12 +41,6 @@ def weights_id(model_path: str | os.PathLike[str]) -> str:
     for part in parts(model_path):
         found.update(f"{fingerprint(part)} {os.stat(part).st_mtime_ns} ".encode())
     return found.hexdigest()
-
-
-def sealed(model: str, state: llama_cpp.LlamaState) -> llama_cpp.LlamaState:
-    """The same state with its seal, the model's fingerprint, which stays with it when it is pickled."""
-    vars(state)["seal"] = {"weights": model}
-    return state
 
 
 def fitted(

@@ -13,11 +13,9 @@ it is llama.cpp's router, which starts a process for each. Knows nothing of requ
 from __future__ import annotations
 
 import collections
-import concurrent.futures
 import contextlib
 import dataclasses
 import http.client
-import itertools
 import json
 import os
 import pathlib
@@ -39,7 +37,7 @@ from pypcd.decode import Replay
 from pypcd.decode.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache
 from pypcd.decode.replay import repeated
 from pypcd.errors import InputError, LibraryError, ModelError, PCDError, RPCError
-from pypcd.gguf import explained, read_gguf, resolve_model
+from pypcd.gguf import explained, resolve_model
 from pypcd.llama import machine
 from pypcd.llama import threads as threads_module
 from pypcd.llama.arguments import N_BATCH
@@ -54,15 +52,8 @@ __all__ = ["OptionError", "Server", "executable", "settings", "show_options"]
 _SECONDS = 10.0  # that it gets to answer
 _PATIENCE = 2  # seconds that it gets to end by itself: while a client reads a stream it does not
 _LINES = 200  # of its log, kept for an error message
-_SEEN = "before it pypcd sees it too: pypcd serve MODEL"
-_CHOSEN = {  # options of llama-server that are arguments here
-    "host": f"{_SEEN} --host ADDRESS",
-    "port": f"{_SEEN} --port N",
-    "rpc": f"{_SEEN} --rpc HOST:PORT,...",
-    **dict.fromkeys(("parallel", "np"), f"{_SEEN} --parallel N"),
-    **dict.fromkeys(("model", "m"), _SEEN),
-    **dict.fromkeys(("models-dir", "models-preset"), "give the folder or the file as MODEL: pypcd serve {}"),
-}
+# options of llama-server that pypcd has to know of too
+_CHOSEN = ("host", "port", "rpc", "parallel", "np", "model", "m", "models-dir", "models-preset", "alias", "a")
 _MAX_SLOTS = engine.N_SEQUENCES - 1
 _AT_ONCE = 4  # models that are loaded at the same time, where they are not named one by one: llama.cpp's number
 
@@ -201,13 +192,6 @@ class Server:
             path = resolve_model(model)
             model = [Served("demo" if str(model) == "demo" else pathlib.Path(path).stem, path)]
         self.models = list(model)
-        aliases = _aliases(options)
-        if aliases:
-            if self.is_router:
-                raise OptionError(
-                    f"--alias is {','.join(aliases)!r}, a name for one model; several are named in a file of models (models.ini)"
-                )
-            self.models = [self.models[0]._replace(name=min(aliases))]  # llama-server goes by the first of them
         for one in self.models:
             if "," in one.name:
                 raise ModelError(
@@ -238,10 +222,11 @@ class Server:
         self.at_start: list[str] = []  # the models that it loads then
 
         given = {word.lstrip("-"): value for word, value in zip(options, [*options[1:], ""]) if word.startswith("-")}
-        for name, instead in _CHOSEN.items():
-            if name in given:
-                word = f"--{name}" if len(name) > 2 else f"-{name}"
-                raise OptionError(f"{word} stands behind --; {instead.format(given[name])}")
+        for name in (name for name in _CHOSEN if name in given):
+            raise OptionError(
+                f"{'-' if len(name) < 3 else '--'}{name} stands behind --; --host, --port, --parallel, --rpc, and MODEL, which may be a "
+                "folder or a file of models with names of their own (models.ini), stand before it: pypcd serve --help"
+            )
         wanted = {
             one.name: (self.configs[one.name], pcd_required or one.pcd is not None, weights_id(one.path))
             for one in self.models
@@ -263,12 +248,9 @@ class Server:
         else:
             (only,) = self.models
             chosen = _chosen(only.path, parallel, given, remote=self._remote)
-            self._note_beyond_training(only, given, parallel)
             if self.rpc_servers:
                 self.command += ["--rpc", ",".join(self.rpc_servers)]
-            self.command += ["--model", only.path, "--parallel", str(parallel)]
-            if not aliases:  # it adds names to those that it has
-                self.command += ["--alias", only.name]
+            self.command += ["--model", only.path, "--alias", only.name, "--parallel", str(parallel)]
             self.command += [word for name, value in chosen.items() for word in (f"--{name}", value)]
             config, is_required, weights = wanted[only.name]
             passed = settings(config, required=is_required, weights=weights)
@@ -325,7 +307,6 @@ class Server:
                 "stop-timeout": str(_PATIENCE),
                 **_chosen(one.path, slots, own, n_at_once, self._remote),
             }
-            self._note_beyond_training(one, own, slots)
             if self.rpc_servers:
                 options["rpc"] = ",".join(self.rpc_servers)
             if n is None:
@@ -335,15 +316,6 @@ class Server:
             sections[one.name] = {**options, **one.options}
         return to_ini(sections)
 
-    def _note_beyond_training(self, one: Served, given: Mapping[str, str], slots: int) -> None:
-        """llama-server gives no text more than the model was trained for, and says so in its log alone."""
-        n_ctx = option_of(given, *_CTX_SIZE) or ""
-        trained = read_gguf(one.path).shape.n_ctx_train
-        if n_ctx.isdecimal() and int(n_ctx) // slots > -(-trained // 256) * 256:
-            self.remarks.append(
-                f"{one.name}: a text may have {trained} tokens, as many as the model was trained for, not {int(n_ctx) // slots}"
-            )
-
     @property
     def url(self) -> str:
         """Its address for a client on this machine."""
@@ -352,7 +324,7 @@ class Server:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Server]:
-        """A block in which the process runs; it need not be ready."""
+        """A block in which the process runs; it need not be ready. On Linux it ends with the thread that enters the block."""
         with contextlib.ExitStack() as stack:
             command, environment = self.command, self.environment
             if self.is_router:
@@ -365,24 +337,7 @@ class Server:
             yield self
 
     def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        started: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._reader = threading.Thread(target=self._run, args=(command, environment, started), daemon=True)
-        self._reader.start()
-        started.result()
-
-    def _run(self, command: Sequence[str], environment: Mapping[str, str], started: Any) -> None:
-        """Start the process, and read what it writes. On Linux it ends with the thread that has started it, so that is this one,
-        which lasts as long as there is something to read."""
-        try:
-            self._process = self._popen(command, environment)
-        except BaseException as error:  # noqa: BLE001  _start() raises it
-            started.set_exception(error)
-            return
-        started.set_result(None)
-        self._read(self._process.stdout)
-
-    def _popen(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        self._process = subprocess.Popen(
             _tied(command),
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -392,6 +347,8 @@ class Server:
             errors="replace",
             start_new_session=True,  # Ctrl-C is for this process, which tells the server once
         )
+        self._reader = threading.Thread(target=self._read, args=[self._process.stdout], daemon=True)
+        self._reader.start()
 
     def _read(self, stream: Any) -> None:
         with stream:
@@ -528,12 +485,6 @@ class Server:
         ):
             return OptionError(f"llama-server: {said}; `pypcd serve MODEL -- --help` lists its options")
         return ModelError(f"llama-server cannot serve {path}: {explained(said) or 'its log is empty'}")
-
-
-def _aliases(options: Sequence[str]) -> list[str]:
-    """The names that llama-server's own options give a model."""
-    given = [value for word, value in itertools.pairwise(options) if word in ("--alias", "-a")]
-    return [name.strip() for value in given for name in value.split(",") if name.strip()]
 
 
 def _said(lines: Iterable[str], which: int = 0) -> str:

@@ -69,18 +69,9 @@ def read(words: Sequence[str]) -> list[Served]:
 
 
 def _split(word: str) -> tuple[str, str | None]:
-    """A model and its setting. Either may have "=" in it, so the model is the most that exists; else what looks like a file."""
-    if not _is_model(word):
-        for found in reversed(list(re.finditer("=", word))):
-            if _is_model(word[: found.start()]):
-                return word[: found.start()], word[found.end() :]
-        if file := re.match(r"(?i)(.*?\.(?:gguf|ini))=(.*)", word):
-            return file[1], file[2]
-    return word, None
-
-
-def _is_model(word: str) -> bool:
-    return word == "demo" or os.path.exists(os.path.expanduser(word))
+    """A model and its setting. Both may have "=" in them: a file's name ends with .gguf or .ini, a folder's at the first one."""
+    found = re.match(r"(?i)(.*?\.(?:gguf|ini)|[^=]*)=(.*)", word)
+    return (word, None) if found is None or os.path.exists(os.path.expanduser(word)) else (found[1], found[2])
 
 
 def _setting(text: str | None, where: str) -> PCDSetting | None:

@@ -17,7 +17,6 @@ import inspect
 import json
 import os
 import pathlib
-import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,6 @@ __all__ = [
     "Preset",
     "Profile",
     "is_profile",
-    "joined",
     "load",
     "read_values",
     "typed",
@@ -168,30 +166,15 @@ class PCDConfig(Fields):
 
     @classmethod
     def _of_text(cls, text: str) -> PCDConfig | None:
-        new = joined(text)
-        first, *values = words = new.split(":")
+        first, *values = words = text.strip().split(":")
         name = first.lower()
         if name == "off" and not values:
-            config = None
-        elif "=" in name:
-            config = cls().replace(**read_values(words))
-        elif name == "on" or name in PRESETS:
-            config = cls.preset(RECOMMENDED if name == "on" else name).replace(**read_values(values))
-        else:
-            raise InputError(_not_a_setting(new, name))
-        if new != text.strip():  # checked last, so that the advised spelling is known to be valid
-            raise InputError(f"pcd is {text!r}; allowed: words joined by colons; write {new}")
-        return config
-
-    @classmethod
-    def from_profile(cls, path: str) -> PCDConfig | None:
-        """The setting of a profile that `pypcd tune` wrote; None if tune found that PCD is best left off.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: it is not a profile, or has a value out of range.
-        """
-        return cls._of_profile(Profile.read(path))
+            return None
+        if "=" in name:
+            return cls().replace(**read_values(words))
+        if name == "on" or name in PRESETS:
+            return cls.preset(RECOMMENDED if name == "on" else name).replace(**read_values(values))
+        raise InputError(_not_a_setting(text.strip(), name))
 
     @classmethod
     def _of_profile(cls, profile: Profile) -> PCDConfig | None:
@@ -241,7 +224,7 @@ def _arguments() -> str:
 if PCDConfig.__doc__:  # python -OO has none
     PCDConfig.__doc__ = inspect.cleandoc(PCDConfig.__doc__).replace("Raises:", f"{_arguments()}\n\nRaises:")
 rename(PCDConfig, {name: f"preset({name!r})" for name in ("paper", "cautious", "blog")})
-rename(PCDConfig, {"windowed": "preset('window')", "gentle": "preset('unsure')"})
+rename(PCDConfig, {"windowed": "preset('window')", "gentle": "preset('unsure')", "from_profile": "resolve(path)"})
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -305,11 +288,6 @@ def write_values(fields: Mapping[str, Any]) -> str:
     return ":".join(f"{name}={value}" for name, value in fields.items())
 
 
-def joined(text: str) -> str:
-    """The words of a text joined by colons, whatever joined them: earlier versions took commas and spaces."""
-    return ":".join(re.findall(r"[^\s,:]+", re.sub(r"\s*=\s*", "=", text)))
-
-
 # -- profiles ----------------------------------------------------------------------------------------------------------
 
 _VERSION = 1
@@ -346,10 +324,8 @@ class Profile:
         if not isinstance(record, dict) or record.get("pypcd_profile") != _VERSION or "pcd" not in record:
             raise InputError(f"{file} is not a profile written by pypcd tune")
         fields, evidence = record["pcd"], record.get("evidence", {})
-        if fields is not None and not isinstance(fields, dict):
-            raise InputError(f"{file} is damaged: its pcd is neither null nor a mapping")
-        if not isinstance(evidence, dict):
-            raise InputError(f"{file} is damaged: its evidence is not a mapping")
+        if not isinstance(fields, (dict, type(None))) or not isinstance(evidence, dict):
+            raise InputError(f"{file} is damaged; `pypcd tune` writes another")
         return cls(str(path), fields, evidence)
 
     def write(self) -> None:

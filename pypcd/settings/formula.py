@@ -8,16 +8,15 @@ B the RoPE base, d the number of rotated dimensions of a head, L and L* the logi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pypcd.errors import InputError, did_you_mean
+from pypcd.settings.fields import RANGES
 
 __all__ = [
-    "MEASURES",
     "contrast",
     "entropy",
     "frequencies",
@@ -60,18 +59,16 @@ def rho(
 
     Returns:
         float64[n_rot/2]
+
+    Raises:
+        ValueError: there is no such transition or band.
     """
     j = np.arange(1, n_rot // 2 + 1)
     lowered = float(base_ratio) ** (-2.0 * (j - 1) / n_rot)
-    if transition == "exponential":
-        t = 2.0 - np.exp(alpha * j / (n_rot // 2))
-    elif transition == "none":
-        t = np.zeros(len(j))
-    else:
-        raise InputError(f"transition is {transition!r}; allowed: 'exponential', 'none'")
+    exponential = RANGES["transition"]("transition", transition) == "exponential"
+    t = 2.0 - np.exp(alpha * j / (n_rot // 2)) if exponential else np.zeros(len(j))
     low = t + (1.0 - t) * lowered
-    if band not in ("low", "high", "all"):
-        raise InputError(f"band is {band!r}; allowed: 'low', 'high', 'all'")
+    RANGES["band"]("band", band)
     return {"low": low, "high": low[::-1], "all": np.maximum(low, low[::-1])}[band]
 
 
@@ -145,17 +142,12 @@ def plausible(standard: npt.ArrayLike, *, gamma: int = 30, relative_top: float =
 
 
 def strength(standard: npt.ArrayLike, local: npt.ArrayLike, *, beta: float = 2.5, adaptive: str | None = None) -> float:
-    """The strength of one step's contrast, beta_t: beta, times what a measure of the two rows gives (PCDConfig.adaptive).
+    """The strength of one step's contrast, beta_t: beta, with adaptive="jsd" times jsd() of the two rows.
 
     Raises:
         ValueError: there is no such measure.
     """
-    if adaptive is None:
-        return beta
-    if adaptive not in MEASURES:
-        near = did_you_mean(adaptive, MEASURES)
-        raise InputError(f"adaptive is {adaptive!r}{near}; allowed: {', '.join(map(repr, MEASURES))}, or None")
-    return beta * MEASURES[adaptive](standard, local)
+    return beta if RANGES["adaptive"]("adaptive", adaptive) is None else beta * jsd(standard, local)
 
 
 def jsd(standard: npt.ArrayLike, local: npt.ArrayLike) -> float:
@@ -181,10 +173,6 @@ def entropy(logits: npt.ArrayLike) -> float:
         return 0.0
     log_p = log_softmax(row)
     return float(max(0.0, -(np.exp(log_p) @ log_p) / np.log(2.0)))
-
-
-# PCDConfig.adaptive -> the factor that beta is multiplied with, from L and L*
-MEASURES: Mapping[str, Callable[[npt.ArrayLike, npt.ArrayLike], float]] = {"jsd": jsd}
 
 
 def put_behind(contrasted: npt.ArrayLike, standard: npt.ArrayLike) -> npt.NDArray[np.floating[Any]]:

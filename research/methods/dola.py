@@ -55,7 +55,7 @@ class DoLa(RowSource):
         check(self, layers=_layers, relative_top=RANGES["relative_top"])
 
     def refusal(self, llm: Llama) -> str | None:
-        with llm._pcd_set_to(False):
+        with llm._pcd_set_to(None):
             try:
                 Exits(llm, self.candidates(llm)).close()
             except (UnsupportedError, InputError) as error:

@@ -72,7 +72,7 @@ class MsPoE(RowSource):
             return "it has sliding-window layers, where outliers among all keys are not defined; use ms-poe"
         if reason := refusal(llm):
             return reason
-        with llm._pcd_set_to(False):
+        with llm._pcd_set_to(None):
             try:
                 HeadRatios(llm, self._static(llm)).close()
             except (UnsupportedError, InputError) as error:

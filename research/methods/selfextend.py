@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import llama_cpp
 
 from pypcd import engine
 from pypcd.decode import values_of
@@ -17,6 +19,19 @@ if TYPE_CHECKING:
     from pypcd.llama import Llama
 
 __all__ = ["SelfExtend", "parse"]
+
+_UNBLOCKED = (0, 1, 30)  # F32, F16, BF16 of enum ggml_type; llama_cpp does not name the last
+
+
+def _can_shift(llm: Llama) -> bool:
+    """Whether the cached keys can be moved. Of latent ones in blocks llama.cpp says yes, and ends the process."""
+    is_latent = any(key.endswith("attention.key_length_mla") for key in llm.metadata)
+    in_blocks = llm.context_params.type_k not in _UNBLOCKED
+    return not (is_latent and in_blocks) and bool(llama_cpp.llama_memory_can_shift(_memory(llm)))
+
+
+def _memory(llm: Llama) -> Any:
+    return llama_cpp.llama_get_memory(llm.ctx)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +61,7 @@ class SelfExtend(RowSource):
             return "it has a recurrent state, which has no positions to divide"
         if not engine.rotates(llm):
             return "it has no rotary positions (RoPE) to divide"
-        if not engine.can_shift(llm):
+        if not _can_shift(llm):
             return "the positions in this model's cache cannot be moved"
         return None
 
@@ -55,15 +70,16 @@ class SelfExtend(RowSource):
 
     def _read(self, session: Session, tokens: Sequence[int]) -> int:
         llm, n, width = session.llm, self.n, self.width
+        memory = _memory(llm)
         n_past = done = 0  # positions so far; how many of them are compressed already
         step = min(llm.n_batch, width)
         for at in range(0, len(tokens), step):
             part = tokens[at : at + step]
             while n_past >= done + width:
                 for i in range(1, width):  # not llama_memory_seq_div: at this version it turns keys the wrong way
-                    engine.shift(llm, 0, done + i, done + i + 1, i // n - i)
+                    llama_cpp.llama_memory_seq_add(memory, 0, done + i, done + i + 1, i // n - i)
                 gain = width - width // n
-                engine.shift(llm, 0, done + width, n_past, -gain)
+                llama_cpp.llama_memory_seq_add(memory, 0, done + width, n_past, -gain)
                 n_past -= gain
                 done += width // n
             session.decode([(token, n_past + i, 0, False) for i, token in enumerate(part)])

@@ -5,7 +5,7 @@
     python scripts/recipes/arch_matrix.py "$(scripts/recipes/arch_models)" qwen3 phi3 # only these; writes no files
     python scripts/recipes/arch_matrix.py --render                                    # the table again, from the numbers
 
-The checks themselves are in tests/support/arch_checks.py; this file only collects and prints what they find.
+The checks themselves are in arch_checks.py; this file only collects and prints what they find.
 """
 
 from __future__ import annotations
@@ -30,21 +30,19 @@ is right, not whether PCD helps. This command writes the page, and the numbers i
 
     python scripts/recipes/arch_matrix.py "$(scripts/recipes/arch_models)"
 
-The *standard row* is the logits of one position, the *twin's row* those of PCD's local pass, its second evaluation. The columns are [what the local pass sees](../settings.md#values): a value of `cache`, or a window alone.
+The columns are [what PCD's local pass sees](../settings.md#values): a value of `cache`, or a window alone.
 """
 
 CHECKED = """\
-"yes" means that all of these checks passed, on the CPU with a float32 cache and without flash attention:
+"yes" means that all of these checks passed, on the CPU with a float32 cache and without flash attention. Differences are normalised mean squared errors, as one machine had them.
 
-- The standard row equals that of the same context without PCD (difference: {standard}).
-- With `base_ratio=1`, or a window longer than the text, the twin's row equals the standard row ({identity}).
-- Otherwise it differs from the standard row by {moved} or more. A * marks a smaller difference, which is still more than rounding.
+- The model's own logits equal those of the same context without PCD (difference: {standard}).
+- With `base_ratio=1`, or a window longer than the text, the local pass has the model's own logits ({identity}).
+- Otherwise its logits differ from them by {moved} or more. A * marks a smaller difference, which is still more than rounding.
 - Fused and alternate evaluation agree, and so does PCD that is turned on after the prompt ({agree}).
-- llama.cpp without PCD computes the twin's row in another way, and agrees within a share of {share} of the twin's effect: on a cache
-  without the other cells (*window*), with a copy of the model that has the other RoPE base (*shared*, *separate*), or by its K-shift (*rerotated*). A note marks architectures without such a comparison.
-- *rerotated* and *separate*: {shift} positions further on, the twin's row is the same.
-
-Differences are normalised mean squared errors, as one machine had them.
+- llama.cpp without PCD computes the local pass in another way, and agrees within a share of {share} of its effect: on a cache
+  without the other cells (*window*), with a copy of the model that has the other RoPE base (*shared*, *separate*), or by its K-shift (*rerotated*).
+- *rerotated* and *separate*: {shift} positions further on, the local pass has the same logits.
 """
 
 
@@ -85,8 +83,8 @@ def main() -> None:
 
 
 def checks() -> Any:
-    """tests/support/arch_checks.py; loads the library, which --render does without."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+    """arch_checks.py; loads the library, which --render does without."""
+    sys.path.insert(0, str(ROOT))
     import arch_checks
 
     return arch_checks

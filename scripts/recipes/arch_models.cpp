@@ -2,7 +2,7 @@
 //
 // test-llama-archs writes most of them, but none of those it cannot read back, nor of those its metadata does not suit.
 // Both are made here, with the metadata mended, and saved without its llama_model_saver; so are models of a single layer
-// where tests/support/arch_checks.py has no better way to know what turned keys give.
+// where scripts/recipes/arch_checks.py has no better way to know what turned keys give.
 
 #define main upstream_main
 #include "test-llama-archs.cpp"

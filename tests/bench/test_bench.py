@@ -12,15 +12,8 @@ import pytest
 from tiny_gguf import write_tiny_gguf
 
 import pypcd
-from pypcd import PCDConfig, PCDError, engine
-from pypcd.bench import (
-    DEFAULT_METHODS,
-    Measurement,
-    bench,
-    measurement,
-    methods_for,
-    timing,
-)
+from pypcd import PCDConfig, engine
+from pypcd.bench import DEFAULT_METHODS, Measurement, bench, measurement, methods_for
 from pypcd.cli import main
 from pypcd.cli.bench import _costs
 
@@ -36,7 +29,6 @@ def measure(model: Path, methods: dict[str, PCDConfig | None], *lengths: int, **
     options = {
         "n_tokens": 2,
         "rounds": more.pop("rounds", 2),
-        "flash_attn": (False,),
         "n_threads": 1,
         "n_threads_batch": 1,
     }
@@ -44,16 +36,13 @@ def measure(model: Path, methods: dict[str, PCDConfig | None], *lengths: int, **
 
 
 def test_every_method_is_measured_at_every_length_plain_first(model: Path) -> None:
-    rows = measure(
-        model, methods_for(["llama_cpp", "two-rows", "pcd", "pcd:cache=shared:evaluation=alternate"]), 64, 16
-    )
-    names = ("greedy", "llama_cpp", "two-rows", "pcd", "pcd:cache=shared:evaluation=alternate")
+    names = ("greedy", "pcd", "pcd:cache=shared:evaluation=alternate")
+    rows = measure(model, methods_for(names), 64, 16)
     assert [(row.n_past, row.method) for row in rows] == [(n, name) for n in (16, 64) for name in names]
     for row in rows:
-        assert row.tokens_per_second > 0 and row.ratio > 0 and row.two_rows_ratio is not None
-        assert (row.ratio == 1) == (row.method == "greedy") and (row.two_rows_ratio == 1) == (row.method == "two-rows")
-        assert row.twins == (0 if row.method in ("greedy", "llama_cpp", "two-rows") else 1)
-        assert (row.prefill_ratio is not None) == (row.method == "greedy" or row.method.startswith("pcd"))
+        assert row.tokens_per_second > 0 and row.ratio > 0 and row.prefill_ratio > 0
+        assert (row.ratio == row.prefill_ratio == 1) == (row.method == "greedy")
+        assert row.twins == (0 if row.method == "greedy" else 1)
         greedy = next(one for one in rows if one.n_past == row.n_past)
         assert row.tokens_per_second * row.ratio == pytest.approx(greedy.tokens_per_second)  # they agree
 
@@ -85,37 +74,22 @@ def continued(llm: pypcd.Llama, text: list[int], n: int) -> list[int]:
 def test_a_text_is_continued_as_by_eval_whatever_was_there_before(llm: pypcd.Llama) -> None:
     first, longer, other = [5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 50, 51], [5, 6, 20, 21]
     wanted = [continued(llm, tokens, 6) for tokens in (first, longer, other, first)]
-    text = timing.Text(llm)
+    context = measurement._Context(llm)
     for tokens, of_text in zip((first, longer, other, first), wanted):
-        text.fill(tokens)
-        assert text.continuation(6) == of_text
-        text.time([1, 2, 3, 4], 2)
-        text.time([1, 2, 3])
-        assert text.continuation(6) == of_text  # the cache is left unchanged
-    text.read(longer)
-    text.fill(first)
-    assert text.continuation(6) == wanted[0]
+        context.fill(tokens)
+        assert context.continuation(6) == of_text
+        context.time(None, list(range(1, 9)))
+        llm.eval(of_text[:1])
+        assert int(engine.row(llm).argmax()) == of_text[1], "the cache is left unchanged"
+        context.read(None, longer)
 
 
-def test_two_rows_are_a_step_of_two_tokens(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = timing.Text(pypcd.Llama(model, n_ctx=512, n_threads=1, n_threads_batch=1))
-    text.fill([5, 6, 7])
-    batches: list[Any] = []
-
-    def decode(given: Any) -> None:
-        batch = given.batch
-        batches.append([(batch.token[i], batch.pos[i], batch.logits[i]) for i in range(batch.n_tokens)])
-
-    monkeypatch.setattr(text, "_decode", decode)
-    clock = iter(range(1000))
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock) ** 2)  # steps take 1, 5, 9... seconds
-    tokens = [10, 11, 12, 13, 14, 15, 16, 17, 18]
-    assert text.time(tokens) == (25 + 29 + 33) / 3  # the first six tokens are not timed
-    assert batches == [[(token, 3 + i, 1)] for i, token in enumerate(tokens)]
-    batches.clear()
-    clock = iter(range(1000))
-    assert text.time(tokens, 2) == 13  # the steps of the first six tokens are not timed
-    assert batches == [[(tokens[i], 3 + i, 1), (tokens[i + 1], 4 + i, 1)] for i in (0, 2, 4, 6)]
+def test_the_first_steps_are_not_timed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = measurement._Context(pypcd.Llama(model, n_ctx=512, n_threads=1, n_threads_batch=1))
+    context.fill([5, 6, 7])
+    seconds = iter([9.0] * 6 + [1.0, 2.0, 6.0])
+    monkeypatch.setattr(context, "_seconds", lambda tokens: next(seconds))
+    assert context.time(None, [10, 11, 12, 13, 14, 15, 16, 17, 18])[0] == 3
 
 
 def test_prompts_have_the_tokens_asked_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,24 +132,18 @@ def test_a_text_fills_the_cache(model: Path, tmp_path: Path, capsys: pytest.Capt
     assert main([*options, str(tmp_path / "none.txt")]) == 2
 
 
-def test_the_stock_librarys_end_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pypcd.bench.timing.__file__", "/nowhere.py")
-    with pytest.raises(PCDError, match="the stock library ended with status 2; leave out the method 'llama_cpp'"):
-        measure(model, methods_for(["llama_cpp"]))
-
-
-def test_methods_are_settings_and_the_benchmarks_own() -> None:
-    names = ["two-rows", "pcd:cautious", "pcd:cache=separate:type_k_over=q8_0", "llama_cpp"]
+def test_methods_are_settings() -> None:
+    names = ["pcd:cautious", "pcd:cache=separate:type_k_over=q8_0"]
     methods = methods_for(names)
     assert list(methods) == ["greedy", *names]
     assert methods["pcd:cautious"] == PCDConfig.preset("cautious")
     assert methods["pcd:cache=separate:type_k_over=q8_0"] == PCDConfig(cache="separate", type_k_over="q8_0")
-    assert methods["greedy"] is methods["llama_cpp"] is methods["two-rows"] is None
+    assert methods["greedy"] is None
     for name, remedy in (
         ("fast", "'fast'"),
         ("plain", "greedy"),
         ("beam", "'beam'"),
-        ("llamacpp", "'llama_cpp'"),
+        ("two-rows", "allowed: greedy, pcd;"),  # of a former release
         ("pcd:betta=1", "'beta'"),
     ):
         with pytest.raises(ValueError, match=remedy):
@@ -186,15 +154,13 @@ def test_methods_are_settings_and_the_benchmarks_own() -> None:
 def test_what_is_under_way_is_told(model: Path) -> None:
     said: list[str] = []
     measure(model, methods_for(DEFAULT_METHODS), 100, 300, progress=said.append)
-    assert [text for text in said if text.startswith("filling")] == [
-        f"filling cache 1 of 1, {n} tokens" for n in (100, 300)
-    ]
+    assert [text for text in said if "filling" in text] == [f"filling the cache, {n} tokens" for n in (100, 300)]
     assert any("round 2 of 2, pcd:unsure" in text for text in said)
 
 
 def test_a_stopped_bench_shows_what_it_has(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def row(method: str, n_past: int) -> Measurement:
-        return Measurement(method, "native", n_past, False, 10.0, 1.25, None, 1.0, 1.0, 0)
+        return Measurement(method, "native", n_past, 10.0, 1.25, 1.0, 1.0, 0)
 
     def stopped(*_: object, **how: object) -> Iterator[Measurement]:
         yield from (row("greedy", 512), row("pcd:window", 512), row("greedy", 2048))
@@ -212,8 +178,8 @@ def test_a_stopped_bench_shows_what_it_has(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_each_settings_cost_is_said_in_a_sentence() -> None:
-    def row(method: str, n_past: int, ratio: float, prompt: float | None) -> Measurement:
-        return Measurement(method, "native", n_past, False, 10.0, ratio, None, 1.0, prompt, 0)
+    def row(method: str, n_past: int, ratio: float, prompt: float) -> Measurement:
+        return Measurement(method, "native", n_past, 10.0, ratio, 1.0, prompt, 0)
 
     rows = [row("greedy", 512, 1.0, 1.0), row("pcd:unsure", 512, 1.104, 1.031), row("pcd", 512, 2.2, 0.97)]
     unsure = (
@@ -240,12 +206,12 @@ def test_the_table_is_readable_in_80_columns(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    methods = "llama_cpp,two-rows,pcd:unsure,pcd:cache=separate,pcd:evaluation=alternate:relative_top=0.1"
+    methods = "pcd:unsure,pcd:cache=separate,pcd:evaluation=alternate:relative_top=0.1"
     assert main(["bench", str(model), "--length", "16", "--method", methods, *QUICK]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80 and "16 tokens" in lines
     (greedy,) = (line.split() for line in lines if line.startswith("greedy"))
-    assert greedy[3] == "1.00x"
+    assert greedy[2] == "1.00x"
 
 
 @pytest.mark.parametrize(

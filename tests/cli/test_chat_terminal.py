@@ -1,8 +1,9 @@
-"""The chat as a user sees it on a capable terminal: keys, pastes, history, wrapped answers, two columns."""
+"""The chat as a user sees it on a capable terminal: keys, pastes, history, answers."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -13,19 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import wcwidth
+from rich.cells import cell_len
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
-import pypcd
-from pypcd.cli import _compare
-from pypcd.cli._conversation import Conversation
-from pypcd.cli._options import GenerationSettings
-from pypcd.cli._text import Changed, Flow, cells, clean, underlined, wrap
+from pypcd.cli._text import clean, wrap
 
 pytest.importorskip("pexpect")
-pyte = pytest.importorskip("pyte")
-import itertools
-
+pytest.importorskip("pyte")
 from terminal import Terminal
 
 # Python 3.12 warns of forks beside threads, which are llama.cpp's
@@ -177,56 +172,6 @@ def test_a_chat_starts_plainly_and_its_first_lines_say_how_to_turn_it_on(chat: C
 # -- answers ---------------------------------------------------------------------------------------------------------
 
 
-def answer_rows(terminal: Terminal, question: str) -> list[str]:
-    """The lines between a question and the figures after its answer."""
-    lines = terminal.text().split("\n")
-    first = next(i for i, line in enumerate(lines) if line.endswith(question)) + 1
-    return lines[first : next(i for i, line in enumerate(lines) if i > first and " tok/s" in line)]
-
-
-def test_answers_wrap_between_words(chat: Chat, tmp_path: Path) -> None:
-    columns = 40
-    with chat("--max-tokens=300", "--pcd=cautious", columns=columns) as terminal:
-        terminal.enter("hello")
-        rows = answer_rows(terminal, "hello")
-        answer = clean(saved(terminal, tmp_path / "talk.json")[1]["content"])
-    assert "".join("".join(rows).split()) == "".join(answer.split())  # nothing is lost on the way
-    words = answer.split()
-    assert max(map(cells, words)) <= columns and len(words) > 40  # so none of them needs to be cut
-    assert [word for row in rows for word in row.split()] == words
-    full = [row for row, below in itertools.pairwise(rows) if below and cells(f"{row} {below.split()[0]}") > columns]
-    assert len(full) > 3  # the rows that end where the next word would not fit
-
-
-def underscored(terminal: Terminal) -> str:
-    """The underlined characters on the screen; a wide one has two cells, of which the second is empty."""
-    rows = [*terminal.screen.history.top, *(terminal.screen.buffer[y] for y in range(terminal.screen.lines))]
-    return "".join(row[x].data for row in rows for x in range(terminal.columns) if row[x].underscore)
-
-
-def test_what_pcd_changed_is_underlined_in_chat_in_compare_and_in_generate(model: str, chat: Chat) -> None:
-    setting = "window:window=2:n_sink=0"
-    with pypcd.Llama(model, n_threads=1, n_threads_batch=1, pcd=setting) as llm:
-        pieces = list(Conversation(llm, GenerationSettings(max_tokens=40)).send("hello"))
-        assert llm.last_answer.n_changed > 2
-    changed = "".join("".join(clean(piece) for piece in pieces if isinstance(piece, Changed)).split())
-    with chat("--max-tokens=40", f"--pcd={setting}", columns=60) as terminal:
-        terminal.enter("hello")
-        assert underscored(terminal) == changed
-        terminal.enter("/clear")
-        terminal.enter("hello")
-        n = len(underscored(terminal))
-        terminal.enter("/compare")
-        assert sorted(underscored(terminal)[n:]) == sorted(changed)  # the left column alone
-    with chat("--max-tokens=40", f"--pcd={setting}", NO_COLOR="1") as terminal:
-        terminal.enter("hello")
-        assert underscored(terminal) == ""
-    terminal = Terminal("generate", model, "-phello", "--threads=1", "--max-tokens=40", f"--pcd={setting}")
-    while terminal.read():
-        pass
-    assert underscored(terminal) != "" and f"changed {llm.last_answer.n_changed} of" not in underscored(terminal)
-
-
 def test_ctrl_c_keeps_what_has_come_with_the_word_it_stopped_in(chat: Chat, tmp_path: Path) -> None:
     with chat("--max-tokens=0", columns=40) as terminal:
         terminal.send("hello\r")
@@ -234,35 +179,12 @@ def test_ctrl_c_keeps_what_has_come_with_the_word_it_stopped_in(chat: Chat, tmp_
         terminal.send("\x03")
         terminal.prompt(2)
         assert "stopped" in terminal.text()
-        rows = answer_rows(terminal, "hello")
+        lines = terminal.text().split("\n")
+        first = next(i for i, line in enumerate(lines) if line.endswith("hello")) + 1
+        rows = lines[first : next(i for i, line in enumerate(lines) if i > first and " tok/s" in line)]
         answer = clean(saved(terminal, tmp_path / "talk.json")[1]["content"])
     shown = "".join("".join(rows).split()).replace("^C", "")  # which the terminal itself writes
     assert shown == "".join(answer.split())
-
-
-def test_compare_draws_both_answers_side_by_side_as_they_come(chat: Chat) -> None:
-    with chat("--max-tokens=300", columns=100, lines=30) as terminal:
-        terminal.enter("/pcd paper")
-        terminal.enter("hello")
-        begin = len(terminal.raw)
-        terminal.enter("/compare")
-        raw, text = terminal.raw[begin:], terminal.text().split("/compare")[1]
-    rows = [line for line in text.split("\n") if " | " in f"{line} " and "tok/s" not in line]
-    assert rows[0].split() == ["PCD", "paper", "|", "PCD", "off"] and "-" * 48 + "+-" in text
-    assert sum("PCD paper " in row and "| PCD off" in row for row in rows) == 1  # each drawing went over the one before
-    assert max(map(wcwidth.wcswidth, rows)) <= 100 and len(rows) > 4
-    assert raw.count("| PCD off") >= 2  # with the first piece, and at the end
-    assert len(re.findall(r"(?m)^300 tokens \|", text)) == 2  # "changed 7 of 300 tokens" stands in one of them
-
-
-def test_compare_of_long_answers_on_a_low_screen_ends_with_all_of_both(chat: Chat) -> None:
-    with chat("--max-tokens=400", columns=60, lines=10) as terminal:
-        terminal.enter("hello")
-        terminal.enter("/compare")
-        text = terminal.text().split("/compare")[1]
-    columns = [line.split(" | ") for line in text.split("\n") if " | " in f"{line} " and "tok/s" not in line]
-    right = "".join(row[1] if len(row) > 1 else "" for row in columns[2:])
-    assert len(columns) > 15 and len(right) > 150
 
 
 def test_a_files_name_cannot_drive_the_terminal_through_an_error() -> None:
@@ -293,76 +215,28 @@ def test_a_terminal_that_cannot_move_its_cursor_has_the_same_chat(chat: Chat, tm
         assert "Ctrl-D or /exit leaves" in terminal.text() and terminal.leave() == 0
 
 
-# -- two answers, without a terminal -------------------------------------------------------------------------------------
+# -- lines ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("capable", [False, True])
-def test_answers_are_one_under_the_other_in_a_pipe_and_where_columns_would_be_narrow(
-    capable: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "59" if capable else "100")
-    monkeypatch.setattr("pypcd.cli._terminal.obeys_codes", lambda stream: capable)
-    left, right = "word " * 30 + "\n漢字" * 20, "x" * 200
-    with _compare.view(["PCD on", "PCD off"]) as look:
-        look(0, left)
-        look(1, right)
-    assert capsys.readouterr().out == f"--- PCD on ---\n{left}\n\n--- PCD off ---\n{right}\n"
+def answer_rows(terminal: Terminal, question: str) -> list[str]:
+    """The lines between a question and the figures after its answer."""
+    lines = terminal.text().split("\n")
+    first = next(i for i, line in enumerate(lines) if line.endswith(question)) + 1
+    return lines[first : next(i for i, line in enumerate(lines) if i > first and " tok/s" in line)]
 
 
-def test_an_error_before_the_first_piece_shows_no_empty_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError), _compare.view(["PCD on", "PCD off"]):
-        raise ValueError
-    assert capsys.readouterr().out == ""
-
-
-# -- breaking lines, by itself ---------------------------------------------------------------------------------------
-
-
-TEXTS = [
-    "the quick brown fox jumps over the lazy dog " * 3,
-    "a  b\n\n    indented by four\n\tby a tab\nlast ",
-    "x" * 95 + " then a word",
-    "漢字かな交じり文は、どこでも折り返せます。" * 3,
-    "mixed 漢字 and words ではありますが",
-    "e\u0301" * 50 + " 👩\u200d👩\u200d👧 👍🏽 ❤️ 🇩🇪" * 9,
-]
-
-
-@pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("columns", [10, 23, 40])
-def test_lines_fit_and_lose_nothing_however_they_come(text: str, columns: int) -> None:
-    lines = wrap(text, columns)
-    assert max(map(wcwidth.wcswidth, lines)) <= columns
-    assert "".join("".join(lines).split()) == "".join(text.split())
-    for size in (1, 3, 17):
-        flow = Flow(columns)
-        pieces = [flow.feed(text[i : i + size]) for i in range(0, len(text), size)]
-        assert ("".join(pieces) + flow.end()).split("\n") == lines
-
-
-@pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("columns", [10, 23, 40])
-def test_marks_change_no_line_and_are_on_what_changed_alone(text: str, columns: int) -> None:
-    for size in (1, 2, 5):
-        flow, screen = Flow(columns, underlined), pyte.Screen(300, 300)
-        pieces = [text[i : i + size] for i in range(0, len(text), size)]
-        lines = (
-            "".join(flow.feed(Changed(piece) if i % 3 == 1 else piece) for i, piece in enumerate(pieces)) + flow.end()
-        ).split("\n")
-        assert [re.sub(r"\x1b\[\d+m", "", line) for line in lines] == wrap(text, columns)
-        assert [cells(line) for line in lines] == list(map(cells, wrap(text, columns)))
-        if text.isascii():
-            pyte.Stream(screen).feed("\r\n".join(lines))
-            drawn = [
-                cell for y in range(300) for cell in map(screen.buffer[y].__getitem__, range(300)) if cell.data != " "
-            ]
-            marks = [i // size % 3 == 1 for i, character in enumerate(text) if not character.isspace()]
-            assert [cell.underscore for cell in drawn] == marks
-
-
-def test_a_mark_is_on_all_of_what_combines() -> None:
-    flow = Flow(10, underlined)
-    assert flow.feed("a") + flow.feed("e") + flow.feed(Changed("\u0301")) + flow.end() == "a" + underlined("e\u0301")
+def test_answers_wrap_between_words(chat: Chat, tmp_path: Path) -> None:
+    columns = 40
+    with chat("--max-tokens=300", "--pcd=cautious", columns=columns) as terminal:
+        terminal.enter("hello")
+        rows = answer_rows(terminal, "hello")
+        answer = clean(saved(terminal, tmp_path / "talk.json")[1]["content"])
+    assert "".join("".join(rows).split()) == "".join(answer.split())  # nothing is lost on the way
+    words = answer.split()
+    assert max(map(cell_len, words)) <= columns and len(words) > 40  # so none of them needs to be cut
+    assert [word for row in rows for word in row.split()] == words
+    full = [row for row, below in itertools.pairwise(rows) if below and cell_len(f"{row} {below.split()[0]}") > columns]
+    assert len(full) > 3  # the rows that end where the next word would not fit
 
 
 def test_words_stay_whole_and_wide_characters_fill_the_line() -> None:
@@ -372,10 +246,3 @@ def test_words_stay_whole_and_wide_characters_fill_the_line() -> None:
     assert wrap("漢字漢字漢字", 5) == ["漢字", "漢字", "漢字"]
     assert wrap("ab漢字", 4) == ["ab漢", "字"]
     assert wrap("abcdefgh ij", 4) == ["abcd", "efgh", "ij"]
-
-
-def test_a_word_is_written_once_its_end_has_come() -> None:
-    flow = Flow(10)
-    pieces = ("hel", "lo", " wo", "rld", "!\n", "x")
-    assert [flow.feed(piece) for piece in pieces] == ["", "", "hello", "", "\nworld!\n", ""]
-    assert flow.end() == "x"

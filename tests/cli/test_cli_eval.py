@@ -126,7 +126,7 @@ def test_a_quick_eval_asks_less_and_says_so(
 def planned(*args: str) -> Plan:
     parser = argparse.ArgumentParser()
     eval_command.add_arguments(parser)
-    return eval_command.plan_of(parser.parse_args(["model.gguf", *args]))
+    return eval_command.plan_of(parser.parse_args([*args] if args[0] == "demo" else ["model.gguf", *args]))
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,7 @@ def planned(*args: str) -> Plan:
         ("--task everyday-json --quick", 24, (800,), 4),
         ("--task everyday-json,kv", 300, (1024, 2048, 4096), 5),
         ("--task kv,everyday --n 40", 40, (1024, 2048, 4096), 5),
+        ("demo", 75, (240, 530, 1010, 1490), 5),
     ],
 )
 def test_how_much_is_asked_by_default(args: str, n: int, lengths: tuple[int, ...], n_methods: int) -> None:

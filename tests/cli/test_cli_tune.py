@@ -183,7 +183,7 @@ def test_tune_writes_a_profile_that_loads_and_goes_on(
     # six questions to judge by show no gain of 10 points, whatever came out
     assert evidence["pcd"] is None and evidence["verdict"] == "unknown" and evidence["n_judged"] == 6
     assert evidence["n_needed"] >= 77 and evidence["n_everyday"] == 0 and list(evidence["tried"]) == list(FEW_SETTINGS)
-    assert pypcd.PCDConfig.from_profile("demo-quick.pcd.json") is None
+    assert pypcd.PCDConfig.resolve("demo-quick.pcd.json") is None
     assert {path.name for path in tmp_path.iterdir()} == {"tune-demo-quick", "demo-quick.pcd.json"}
 
     written = [tmp_path / "demo-quick.pcd.json", tmp_path / "tune-demo-quick/long/samples.jsonl"]

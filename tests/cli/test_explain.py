@@ -1,26 +1,23 @@
-"""Explanations: columns are the model's rows, marks are at the right answer's tokens, the page is safe.
-
-What the twin sees, and where an answer stands, are checked against places counted by hand; what it sees against the engine too.
-"""
+"""pypcd explain: columns are the model's rows, marks are at the right answer's tokens; what it prints, and says of mistakes."""
 
 from __future__ import annotations
 
-import html.parser
+import json
 
 import numpy as np
 import pytest
 from conftest import F32, SMALL, contrasted, rounding_of
-from tiny_gguf import write_tiny_gguf
+from rich.cells import cell_len
+from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
-from pypcd.cli import _text
+from pypcd.cli import _terminal, _text, main
 from pypcd.cli.explain import table
 from pypcd.decode import Session
 from pypcd.decode.vocabulary import Vocabulary, shown
+from pypcd.evaluation import ModelTokenizer
 from pypcd.evaluation.tasks.kv import KV_SHORT
-from pypcd.explain.page import page
-from pypcd.explain.places import Mark, Written, between, excerpt, find, last_of, marks, named, seen
-from pypcd.explain.steps import Candidate, Step, explain, strength_of
+from pypcd.explain import Candidate, Step, explain
 
 SAMPLE = next(iter(KV_SHORT.questions(1, 8, seed=2)))
 
@@ -72,8 +69,8 @@ def test_columns_are_the_rows_of_a_fresh_evaluation(llm, vocabulary, prompt, set
             listed = {c.token: getattr(c, attribute) for c in step.candidates}
             assert top <= set(listed) and listed[int(row.argmax())] == 1
         [chosen] = [c for c in step.candidates if c.is_chosen]
-        assert chosen.token == rows.contrasted.argmax() and step.text == chosen.text
-        assert step.is_changed == (chosen.rank_before != 1)
+        assert chosen.token == rows.contrasted.argmax() and step.chosen == chosen
+        assert step.plain.token == rows.standard.argmax() and step.is_changed == (chosen.rank_before != 1)
         ranks = [c.rank_after or 10**6 for c in step.candidates]
         assert ranks == sorted(ranks)
         written.append(chosen.token)
@@ -88,7 +85,7 @@ def test_the_tokens_are_those_of_generate(llm, vocabulary, prompt) -> None:
         if token == llm.token_eos() or len(wanted) == 20:
             break
     assert [c.token for s in steps for c in s.candidates if c.is_chosen] == wanted
-    assert steps[-1].text == "(end)"  # the demo model ends its answers
+    assert steps[-1].chosen.text == "(end)"  # the demo model ends its answers
     assert not any(c.is_gold for s in steps for c in s.candidates)
     assert llm.pcd is None
 
@@ -112,38 +109,26 @@ def test_the_right_answers_tokens_are_marked_and_always_listed(llm, vocabulary, 
     assert written == SAMPLE.answers[0]  # with PCD the demo model is right here
 
 
-PLAIN_TWICE = ["min_context", "min_context", None, None]
-
-
 @pytest.mark.parametrize("evaluation", ["fused", "alternate"])
 @pytest.mark.parametrize(
-    ("n_more", "fields", "below"),
+    ("n_more", "fields", "is_contrasted"),
     [
-        (2, {}, PLAIN_TWICE),
-        (2, {"adaptive": "jsd"}, PLAIN_TWICE),
-        (2, {"relative_top": 1.0}, PLAIN_TWICE),  # the others are plain because one token alone is plausible
-        (1, {"min_entropy": 100}, ["min_context", "min_entropy", "min_entropy"]),
-        (1, {"min_first_entropy": 1e-9}, ["min_context"] * 3),
-        (0, {"min_first_entropy": 100}, ["min_first_entropy"] * 3),
-        (0, {"min_first_entropy": 1e-9}, [None] * 3),
+        (2, {}, [False, False, True, True]),
+        (0, {"min_first_entropy": 100}, [False] * 3),
+        (0, {"relative_top": 1.0}, [False] * 3),  # one token alone is plausible
     ],
 )
-def test_steps_without_a_contrast_say_which_floor_they_are_below(
-    llm, vocabulary, prompt, evaluation, n_more, fields, below
+def test_a_step_without_a_contrast_has_no_strength(
+    llm, vocabulary, prompt, evaluation, n_more, fields, is_contrasted
 ) -> None:
     setting = pypcd.PCDConfig(evaluation=evaluation, min_context=len(prompt) + n_more, **fields)
-    steps = list(explain(Session(llm), prompt, setting, vocabulary, n_tokens=len(below)))
-    assert [step.below for step in steps] == below == [step.as_dict()["below"] for step in steps]
-    for step in steps:
-        if step.below:
-            assert step.beta is None and not step.is_changed and all(c.after == c.before for c in step.candidates)
-            assert strength_of(step) == f"no contrast: below {step.below}"
-        else:
-            assert (step.beta is None) == (setting.relative_top == 1.0) and "min_context" not in strength_of(step)
-        if "min_first_entropy" not in fields and step.below:
-            without = step.below == "min_context" or evaluation == "alternate"
-            assert {c.local is None for c in step.candidates} == {without}
-    assert page({}, "q", steps).count("no contrast: below min_context") == below.count("min_context")
+    steps = list(explain(Session(llm), prompt, setting, vocabulary, n_tokens=len(is_contrasted)))
+    assert [step.beta is not None for step in steps] == is_contrasted
+    for step, is_on in zip(steps, is_contrasted):
+        assert is_on or not step.is_changed
+        assert ("no contrast" in table(step, 80)) == (not is_on)
+        if not is_on and not setting.relative_top:
+            assert all(c.after == c.before for c in step.candidates)
 
 
 def test_wrong_arguments(llm, vocabulary, prompt) -> None:
@@ -164,209 +149,147 @@ def candidate(text: bytes, **changes) -> Candidate:
     return Candidate(**{**values, **changes})
 
 
-STEPS = [
-    Step(
-        0,
-        shown(HOSTILE),
-        (
-            candidate(HOSTILE, is_chosen=True, is_gold=True, rank_before=2, rank_after=1),
-            candidate(b"ab", local=None, rank_after=None, after=0.0),
-        ),
-        True,
+STEP = Step(
+    0,
+    (
+        candidate(HOSTILE, is_chosen=True, is_gold=True, rank_before=2, rank_after=1),
+        candidate(b"ab", local=None, rank_after=None, after=0.0),
     ),
-    Step(1, "(end)", (candidate(b"", is_chosen=True),), False),
-]
+    1.5,
+)
 
 
-@pytest.mark.parametrize("columns", [36, 40, 51, 52, 80, 200])
+@pytest.mark.parametrize("columns", [36, 80, 200])
 def test_tables_fit_their_terminal_and_cannot_drive_it(columns: int) -> None:
-    for step in STEPS:
-        text = table(step, columns)
-        assert all(_text.cells(line) <= columns for line in text.split("\n"))
-        assert _text.clean(text) == text and "\x1b" not in text
-        assert "25.0%" in text and "12.5%" in text
-    wide = table(STEPS[0], 80).split("\n")
-    assert wide[2].startswith(">*") and wide[2].endswith("2 -> 1") and "50.0%" in wide[2]
-    assert wide[3].endswith("1 -> -") and " - " in wide[3]
-    assert 'plain: "ab"' in table(STEPS[0], 120).split("\n")[0]
+    text = table(STEP, columns)
+    assert all(cell_len(line) <= columns for line in text.split("\n"))
+    assert _text.clean(text) == text and "\x1b" not in text
+    assert "25.0%" in text and "12.5%" in text
 
 
-class Reader(html.parser.HTMLParser):
-    """Collects what a browser shows."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str]] = []
-        self.open: list[str] = []
-        self.data = ""
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.data += data if self.open[-1:] != ["style"] else ""
+def test_a_table_has_the_marks_the_columns_and_what_plain_decoding_writes() -> None:
+    *lines, head, _, first, second = table(STEP, 200, is_adaptive=True).split("\n")
+    title = " ".join(lines)
+    assert 'plain: "ab"' in title and title.endswith("beta 1.50") and "beta" not in table(STEP, 200)
+    assert head.split() == ["token", "L", "L*", "PCD", "rank"]
+    assert first.startswith(">* ") and first.split()[-6:] == ["25.0%", "50.0%", "12.5%", "2", "->", "1"]
+    assert second.split() == ['"ab"', "25.0%", "-", "-", "1", "->", "-"]
 
 
-def test_the_page_shows_hostile_text_and_does_not_obey_it() -> None:
-    prompt = "</pre><img src=http://x.test/a onerror=alert(2)>&amp;\x1b]0;x\x07\u202e end"
-    facts = {"model<b>": "a&b\"'.gguf", "right answer": "</dd><script>"}
-    text = page(facts, prompt, STEPS)
-    seen = Reader(text)
-    assert seen.open == []  # every element is closed, in order
-    assert set(seen.tags) <= {"html", "head", "meta", "title", "style", "body", "h1", "h2", "dl", "dt", "dd", "pre", "p",
-                              "a", "section", "code", "table", "thead", "tbody", "tr", "th", "td", "span"}  # fmt: skip
-    names = {name for name, _ in seen.attributes}
-    assert names <= {"lang", "charset", "http-equiv", "content", "name", "class", "id", "href", "style"}
-    assert all(value.startswith("#t") for name, value in seen.attributes if name == "href")
-    assert "http" not in text.replace("http-equiv", "").replace("http://x.test/a", "")
-    assert "url(" not in text and "@import" not in text
-    assert "<script>alert(1)</script>" in seen.data and "<img src=http://x.test/a onerror=alert(2)>&amp;" in seen.data
-    assert "model<b>" in seen.data and "a&b\"'.gguf" in seen.data
-    assert not any(c in text for c in "\x1b\x07\u202e\xff")
-    assert "default-src 'none'" in dict(seen.attributes)["content"] or "default-src 'none'" in text
+# -- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_has_every_candidate_with_marks_beside_the_colours() -> None:
-    seen = Reader(page({}, "q", STEPS))
-    assert seen.tags.count("section") == 2 and seen.tags.count("tr") == 3 + 2
-    assert seen.data.count("▶") == 2 + 1 and seen.data.count("★") == 1 + 1  # once each in the legend
-    assert "underlined" in seen.data
-    plain = Reader(page({}, "q", STEPS[1:]))
-    assert "▶" in plain.data and "★" not in plain.data and "underlined" not in plain.data
-    assert "not needed" in seen.data and "excluded" in seen.data and "25.0%" in seen.data
-    assert ("class", "token changed") in seen.attributes
+@pytest.fixture(autouse=True)
+def plain_streams(monkeypatch):
+    monkeypatch.setattr(_terminal, "setup", lambda: None)
 
 
-# -- what the twin sees, and where answers stand -----------------------------------------------------------------------
+def run(capsys, *args: str, status: int = 0) -> str:
+    assert main(args) == status, capsys.readouterr().err
+    return capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("n", "fields", "wanted"),
-    [
-        (100, {"window": 64}, [(0, 4), (36, 100)]),
-        (100, {"window": 64, "n_sink": 0}, [(36, 100)]),
-        (100, {"window": 1, "n_sink": 1}, [(0, 1), (99, 100)]),
-        (69, {"window": 64}, [(0, 4), (5, 69)]),  # all but one
-        (68, {"window": 64}, [(0, 68)]),  # the first and the last touch
-        (10, {"window": 64}, [(0, 10)]),
-        (3, {"window": 1}, [(0, 3)]),
-        (100, {"window": 64, "n_sink": 500}, [(0, 100)]),
-        (100, {}, [(0, 100)]),
-        (1_000_000, {"window": 64}, [(0, 4), (999_936, 1_000_000)]),
-    ],
-)
-def test_the_twin_sees_the_first_tokens_and_the_last(n, fields, wanted) -> None:
-    assert [(part.start, part.stop) for part in seen(n, pypcd.PCDConfig(**fields))] == wanted
+def test_explain_in_text_and_json(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text(SAMPLE.prompt.text + "\n")
+    options = ("explain", "demo", "--threads=1", "--max-tokens=8", f"--gold={SAMPLE.answers[0]}")
+    text = run(capsys, *options, "-f", str(prompt))
+    assert max(map(cell_len, text.splitlines())) <= 40
+    assert "token 1  " in text and ">*" in text and "leads to the right answer" in " ".join(text.split())
+    record = json.loads(run(capsys, *options, "-p", SAMPLE.prompt.text, "--json"))
+    assert record["text"].strip() == SAMPLE.answers[0] and record["gold"] == SAMPLE.answers[0]
+    assert record["steps"][-1]["text"] == "(end)"
+    assert text.count("token ") == 2 * len(record["steps"])  # in the title and in the head
+    assert "leads to" not in run(capsys, *options[:-1], "-f", str(prompt))
 
 
-def test_what_is_said_to_be_seen_is_what_the_engine_sees(tmp_path) -> None:
-    """In a model of one layer a token's key depends on this token alone, so another one that is not seen changes nothing."""
-    setting, n = pypcd.PCDConfig.preset("window").replace(window=6, n_sink=2), 14
-    llm = pypcd.Llama(str(write_tiny_gguf(tmp_path / "one.gguf", n_layer=1)), **{**SMALL, **F32}, pcd=setting)
-
-    def local(tokens: list[int]) -> np.ndarray:
-        llm.reset()
-        llm.eval(tokens)
-        return llm.pcd_logits().local.copy()
-
-    tokens = [10 + 3 * i for i in range(n)]
-    first = local(tokens)
-    changed = [not np.array_equal(first, local([*tokens[:i], 200, *tokens[i + 1 :]])) for i in range(n)]
+def test_explain_asks_the_question_of_a_task_with_its_right_answer(capsys) -> None:
+    options = ("explain", "demo", "--threads=1", "--max-tokens=6", "--json")
+    record = json.loads(run(capsys, *options, "--question=kv-short:240:7"))
+    llm = pypcd.Llama("demo", n_threads=1)
+    sample = KV_SHORT.samples(300, 240, ModelTokenizer(llm), 0)[7]
     llm.close()
-    assert [i for i, is_changed in enumerate(changed) if is_changed] == [i for part in seen(n, setting) for i in part]
+    assert record["gold"] == sample.gold.strip()
+    same = json.loads(run(capsys, *options, "-p", sample.prompt.text, f"--gold={sample.gold}"))
+    assert (record["steps"], record["n_prompt"]) == (same["steps"], same["n_prompt"])
+    assert json.loads(run(capsys, *options, "--question=kv-short:240:7", "--gold=x"))["gold"] == "x"
 
 
-def test_between_spans() -> None:
-    spans = [range(6, 8), range(4), range(2, 3), range(7, 9)]
-    assert between(spans, 10) == [range(4, 6), range(9, 10)] and between([], 3) == [range(3)]
-    assert between([range(3)], 3) == []
-
-
-#         0    1(control) 2    3    4    5    6     7     8    9
-PIECES = [b"A", b"", b"my is", b" 2", b"81", b", B", b"ob is ", b"71", b".\n", b"Amy is 2813."]
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("281", [(3, 5)]),  # not in 2813
-        ("81", []),
-        ("71", [(7, 8)]),
-        ("Amy is", [(0, 3), (9, 10)]),
-        ("281, Bob is 71.", [(3, 9)]),
-        ("12345", []),
-        (".", [(8, 9), (9, 10)]),
-    ],
-)
-def test_a_text_is_found_in_whole_words(text, wanted) -> None:
-    assert [(span.start, span.stop) for span in find(PIECES, text)] == wanted
-
-
-def test_texts_in_any_script_are_found_though_a_token_ends_within_a_character() -> None:
-    pieces = [b"caf\xc3", b"\xa9 \xe6\xbc", b"\xa2\xe5\xad\x97\xe3\x81", b"\xaf \xff", b"caf\xc3\xa9", b"s"]
-    assert find(pieces, "café") == (range(2),)  # not in cafés
-    assert find(pieces, "caf") == () and find(pieces, "漢字") == (range(1, 3),)
-    assert excerpt(pieces, range(1, 3), 40) == "caf 漢字 cafés"  # what is not whole is left out
-
-
-@pytest.mark.parametrize(
-    ("answer", "start", "wanted"),
-    [
-        (" 71.\nAmy is", 0, "71"),  # its line
-        ('"281, Bob"', 0, "281, Bob"),
-        ("Bob is 99", 0, "Bob is"),
-        ("Bob is 71", 8, "71"),  # the word in which the answers differ
-        ("28", 0, ""),
-        ("", 0, ""),
-        ("99 71", 0, ""),
-    ],
-)
-def test_what_an_answer_takes_from_the_prompt(answer, start, wanted) -> None:
-    assert named(PIECES, answer, start) == wanted
-
-
-def test_excerpts_are_a_line_and_say_what_they_leave_out() -> None:
-    assert excerpt(PIECES, range(3, 5), 60) == "Amy is 281, Bob is 71."
-    assert excerpt(PIECES, range(7, 8), 60) == "Amy is 281, Bob is 71."
-    pieces = [b"first line\n", *[b"word "] * 500, b"28", *[b" more"] * 500]
-    text = excerpt(pieces, range(501, 502), 40)
-    assert text.startswith("…word ") and text.endswith("…") and " 28 " in text and len(text) <= 40
-    assert last_of("a word", 6) == "a word" and last_of("many words", 7) == "…words" and last_of("x" * 9, 5) == "…xxxx"
-
-
-def test_answers_are_judged_by_what_was_written() -> None:
-    right, wrong = Written('": 281.\nBob', 0, False), Written(" 71.\n", 0, False)
-    assert (right.line, wrong.line) == ("281. …", "71.") and Written("", 0, True).line == "(nothing)"
-    assert (right.is_right("281"), wrong.is_right("281"), wrong.is_right("")) == (True, False, None)
-    assert Written(" 71", 0, False).is_right("281") is None  # it may still come
-    assert Written(" 71", 0, True).is_right("281") is False
-    assert Written("It is 281.", 6, True).line == "281."
-    assert Written("It is 281", 6, False).line == "281 …"  # it was cut
-
-
-def test_the_right_answer_is_marked_first_and_what_was_written_in_its_place() -> None:
-    right, wrong, none = Written(" 281.", 0, True), Written(" 71.", 0, True), Written(" 99.", 0, True)
-    amy, bob = (range(3, 5),), (range(7, 8),)
-    line = "Amy is 281, Bob is 71."
-    gold = Mark("PCD", True, "281", amy, line)
-    assert marks(PIECES, wrong, right, "281") == (gold, Mark("plain", False, "71", bob, line))
-    assert marks(PIECES, right, wrong, "281") == (
-        Mark("plain", True, "281", amy, line), Mark("PCD", False, "71", bob, line)
-    )  # fmt: skip
-    assert marks(PIECES, wrong, none, "281") == (
-        Mark(None, True, "281", amy, line),
-        Mark("plain", False, "71", bob, line),
+def test_explain_with_and_without_the_chat_template(capsys, tmp_path) -> None:
+    model = str(
+        write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, chat_template=CHAT_TEMPLATE, n_ctx_train=2048, n_layer=2)
     )
-    assert marks(PIECES, none, right, "281") == (gold,) == marks(PIECES, right, right, "281")
-    assert marks(PIECES, wrong, none, "12345")[0] == Mark(None, True, "12345")  # it does not stand there
-    assert [mark.writer for mark in marks(PIECES, wrong, right, "")] == ["PCD", "plain"]
-    assert not any(mark.is_right for mark in marks(PIECES, wrong, right, ""))
+    record = json.loads(run(capsys, "explain", model, "-p", "hi", "--chat", "--max-tokens=2", "--json"))
+    plain = json.loads(run(capsys, "explain", model, "-p", "hi", "--max-tokens=2", "--json"))
+    assert record["n_prompt"] > plain["n_prompt"] and len(plain["steps"]) == 2
+    assert plain["pcd"] == pypcd.PCDConfig.preset("unsure").as_dict()
+    control = json.loads(run(capsys, "explain", model, "-p", "hi</s>", "--max-tokens=2", "--json"))
+    assert control["n_prompt"] == plain["n_prompt"] + 1  # as in generate
+
+
+@pytest.mark.parametrize(("pcd", "n"), [("window", 2), ("paper", 30)])
+def test_explain_ends_with_what_pcd_changed_and_says_if_it_was_cut(capsys, pcd: str, n: int) -> None:
+    options = ("explain", "demo", "--question=kv-short:530:1", "--threads=1", f"--pcd={pcd}", f"--max-tokens={n}")
+    record = json.loads(run(capsys, *options, "--json"))
+    *_, last = run(capsys, *options).splitlines()
+    changed = [step["index"] + 1 for step in record["steps"] if step["is_changed"]]
+    with pypcd.Llama("demo", n_threads=1, pcd=pcd) as llm:
+        sample = KV_SHORT.samples(300, 530, ModelTokenizer(llm), 0)[1]
+        llm.create_completion(sample.prompt.text, max_tokens=n, temperature=0)
+        did = {**llm.last_answer.as_dict(), "pcd_skipped": 0}  # explain looks at each token twice
+        assert {name: record[name] for name in did} == did
+        assert [change.index + 1 for change in llm.last_answer.changes] == changed
+    which = f": token{'s' * (len(changed) > 1)} {', '.join(map(str, changed))}" if changed else ""
+    sentence = f"PCD ({pcd}) changed {len(changed)} of {len(record['steps'])} tokens"
+    assert changed == [2] and record["pcd_answer"] == sentence and record["is_cut"] == (n == 2)
+    assert last == sentence + which + (" | cut at 2 tokens, --max-tokens" if n == 2 else "")
+
+
+def test_explain_says_what_contrasts_an_answer_that_on_leaves_alone(capsys) -> None:
+    assert main(["explain", "demo", "-p", "short", "--threads=1", "--max-tokens=2"]) == 0
+    out, err = capsys.readouterr()
+    assert "PCD (unsure) left this answer alone: the text has fewer than 300 tokens" in out
+    assert "--pcd window:relative_top=0.1 contrasts every answer" in err
+    assert main(["explain", "demo", "-p", "short", "--threads=1", "--max-tokens=2", "--pcd", "unsure"]) == 0
+    assert "contrasts every answer" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("-p", ""), "the prompt is empty"),
+        (("-p", "x", "--pcd", "off"), "--pcd is off"),
+        (("--question", "kv-short"), "--question is 'kv-short'; allowed: a task"),
+        (("--question", "kv-short:240,480:1"), "allowed: a task, a length and an index"),
+        (("--question", "kv-short:240:300"), "integer from 0 to 299"),
+        (("-f", "/none/such"), "/none/such: No such file"),
+        (("-p", "x", "--gold", ""), "gold is empty"),
+        (("-p", "x " * 400, "--n-ctx", "256"), "give a larger --n-ctx"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_status_2(args, named, capsys) -> None:
+    assert main(["explain", "demo", *args]) == (1 if "256" in args else 2)  # a prompt that does not fit is none
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("pypcd: ") and named in err and err.count("\n") == 1
+
+
+def test_a_model_that_cannot_run_pcd_is_refused(capsys, tmp_path) -> None:
+    assert main(["explain", str(write_tiny_gguf(tmp_path / "base.gguf", "bloom")), "-p", "x", "--pcd=paper"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and "cannot run here: the architecture 'bloom'" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (("-p", "x", "-f", "y"), "not allowed with argument -p"),
+        (("-p", "x", "--question", "kv-short:240:1"), "not allowed with argument -p"),
+        (("-p", "x", "--picture", "a.png"), "python -m research.one_answer MODEL --out FILE"),
+        (("-p", "x", "--html=a.html"), "--html left the package; --json has all of it"),
+    ],
+)
+def test_wrong_options_are_refused(args, named, capsys) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["explain", "demo", *args])
+    assert refused.value.code == 2 and named in capsys.readouterr().err

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, close, contrasted, native_row, reference, rounding, shape, tolerance
+from conftest import TOKENS, Load, Tiny, close, contrasted, native_row, reference, rounding, shape, tolerance
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import behind
@@ -28,8 +27,6 @@ from pypcd.settings.formula import contrast, entropy, log_softmax
 from research.methods.beam import Beam
 from research.methods.cad import CAD
 from research.methods.edits import AttentionSort, _ends, medoid
-
-Load = Callable[..., pypcd.Llama]
 
 # the tiny models' tokenizer has a token for each byte
 PROMPT = Prompt("Look at: ", tuple(f"{i:02d}={i * 7 % 100:02d}" for i in range(12)), ", ", ". What is 05?", " It is")
@@ -138,23 +135,8 @@ def test_the_control_subtracts_the_mean_of_other_prompts(tiny: Tiny, llm: pypcd.
     close(rows[0], behind(row, plain), contrasted(2 * tolerance(tiny("llama")), 1.5))  # of two log-softmaxes
 
 
-@pytest.mark.parametrize("sure", [True, False])
-def test_the_control_leaves_an_answer_plain_where_the_model_is_sure_of_its_first_token(
-    sure: bool, llm: pypcd.Llama
-) -> None:
-    pool = tuple(PROMPT.replace(after=f". What is {i:02d}?") for i in range(3))
-    plain_tokens, plain = rows_of(parse("greedy"), llm, 3)
-    first = entropy(plain[0])
-    control = Control(pool, pypcd.PCDConfig(min_first_entropy=first * (1.001 if sure else 0.999)))
-    tokens, rows = rows_of(Method("control", control), llm, 3)
-    if sure:
-        assert tokens == plain_tokens and all(np.array_equal(a, b) for a, b in zip(rows, plain))
-    else:
-        _, always = rows_of(Method("control", Control(pool)), llm, 3)
-        assert all(np.array_equal(a, b) for a, b in zip(rows, always)) and not np.array_equal(rows[0], plain[0])
-
-
 def test_the_control_of_a_setting_contrasts_where_the_setting_does(llm: pypcd.Llama) -> None:
+    """Not in an answer of whose first token the model is sure, nor before min_context."""
     unsure = Control(pcd=pypcd.PCDConfig.preset("unsure"))
     assert (
         unsure
@@ -168,6 +150,11 @@ def test_the_control_of_a_setting_contrasts_where_the_setting_does(llm: pypcd.Ll
     tokens, rows = rows_of(Method("control", Control(pool, pypcd.PCDConfig(min_context=at))), llm, 4)
     plain, plain_rows = rows_of(parse("greedy"), llm, 4)
     assert tokens[:2] == plain[:2] and all(np.array_equal(a, b) for a, b in zip(rows[:2], plain_rows[:2]))
+    for share, wanted in ((1.001, plain_rows), (0.999, rows_of(Method("control", Control(pool)), llm, 4)[1])):
+        floor = pypcd.PCDConfig(min_first_entropy=entropy(plain_rows[0]) * share)
+        found = rows_of(Method("control", Control(pool, floor)), llm, 4)[1]
+        assert all(np.array_equal(a, b) for a, b in zip(found, wanted)), share
+    assert not np.array_equal(wanted[0], plain_rows[0])
     prior = Control(pool).means(Session(llm), False)[2]
     wanted = contrast(log_softmax(plain_rows[2]), prior)  # after the same tokens
     kept = np.isfinite(wanted)
@@ -276,21 +263,11 @@ def test_an_edited_prompt_builds_on_the_keys_of_the_first(arch: str, n_batch: in
     assert parse("greedy").generate(session, PROMPT, max_tokens=1).n_evaluated == len(first), "these keys are not kept"
 
 
-OWN_ROWS = [
-    "replay:3",
-    "recite:4",
-    "pcd:cache=separate",
-    "self-extend:2:width=16",
-    "ms-poe",
-    "ms-poe-outlier",
-    "dola-low",
-    "cad",
-]
+OWN_ROWS = ["replay:3", "recite:4", "pcd:cache=separate", "self-extend:2:width=16", "ms-poe", "dola-low", "cad"]
 
 
 @pytest.mark.parametrize(
-    ("name", "fails"),
-    [*((name, fails) for name in ("greedy", *OWN_ROWS) for fails in (False, True)), ("beam:4+pcd", False)],
+    ("name", "fails"), [*((name, True) for name in OWN_ROWS), ("recite:4", False), ("beam:4+pcd", False)]
 )
 def test_afterwards_the_same_prompt_has_the_models_own_rows(name: str, fails: bool, tiny: Tiny, load: Load) -> None:
     """Also after an error, at the first token that is chosen."""
@@ -344,13 +321,9 @@ def test_the_models_own_setting_and_answers_stay(llm: pypcd.Llama) -> None:
         ("cad", "a text without parts", {}, "no context"),
         ("control", PROMPT, {}, "other prompts"),
         ("segr", "a text without parts", {}, "0 segments"),
-        ("segr-ends", "a text without parts", {}, "0 segments"),
-        ("segr-vote", "a text without parts", {}, "0 segments"),
         ("beam:4", PROMPT, {"of": {"n_seq_max": 1}}, "n_seq_max=9"),
         ("beam:8", "x" * 230, {"of": {"n_ctx": 256}, "max_tokens": 24}, "larger n_ctx"),
         ("beam:2", PROMPT, {"of": {"arch": "lfm2"}}, "recurrent state"),
-        ("cad", PROMPT, {"of": {"arch": "lfm2"}}, "recurrent state"),
-        ("self-extend", PROMPT, {"of": {"arch": "lfm2"}}, "recurrent state"),
         ("self-extend", PROMPT, {"of": {"arch": "gpt2"}}, "no rotary positions"),
     ],
 )
@@ -364,11 +337,6 @@ def test_what_cannot_be_done_is_refused_and_leaves_a_session_that_can_be_used(
     assert parse("greedy").generate(session, PROMPT, max_tokens=2).tokens
     if name == "control":  # what is refused is this control, not every one
         assert parse(name).with_pool((PROMPT,)).generate(session, PROMPT, max_tokens=2).tokens
-
-
-def test_an_answer_stops_if_the_context_is_full(llm: pypcd.Llama) -> None:
-    answer = parse("greedy").generate(llm, "x" * 500, max_tokens=100)
-    assert len(answer.tokens) <= llm.n_ctx() - answer.n_prompt
 
 
 # -- prompts ---------------------------------------------------------------------------------------------------------
@@ -430,7 +398,7 @@ def attended(path: Any, llm: pypcd.Llama, n_last: int) -> np.ndarray:
     return np.stack([weights[..., first:last].sum(-1) for first, last in spans], axis=-1)
 
 
-@pytest.mark.parametrize(("n_last", "n_batch"), [(1, 64), (2, 64), (8, 64), (8, 3)])
+@pytest.mark.parametrize(("n_last", "n_batch"), [(1, 64), (8, 3)])
 @pytest.mark.parametrize("flash_attn", [False, True])
 def test_the_attention_that_segments_get(flash_attn: bool, n_last: int, n_batch: int, tiny: Tiny, load: Load) -> None:
     path = tiny("llama")
@@ -568,24 +536,16 @@ def test_a_name_may_have_a_part_of_each_kind() -> None:
     ("text", "named"),
     [
         ("beem", "did you mean 'beam'"),
-        ("", "''"),
         ("greedy+beam", "two parts of one kind"),
         ("pcd:off", "write greedy"),
         ("pcd:betta=1", "did you mean 'beta'"),
-        ("pcd:beta=-1", "beta is -1"),
         ("beam:n=x", "n is 'x'"),
-        ("beam:m=3", "'m'"),
         ("greedy:3", "takes no values"),
         ("cad:-1", "alpha is -1"),
-        ("segr:0", "rounds is 0"),
         ("segr-vote:2", "n is 2"),
-        ("control:nan", "beta is nan"),
         ("control:gamma=0", "gamma is 0"),
-        ("control:n_steps=0", "n_steps is 0"),
         ("beam:2:n=3", "n is given twice"),
         ("pcd:tuned.json", "write its values"),
-        ("self-extend:1", "allowed"),
-        ("self-extend:4:width=3", "allowed"),
         ("self-extend:4:width=6", "allowed"),
     ],
 )

@@ -125,7 +125,7 @@ def test_drawing_follows_the_distribution_it_states() -> None:
     def drawn(**values: Any) -> np.ndarray:
         tokens = [
             (Sampling(**values, seed=seed).run(Coin(0), 1, lambda token: False, unseen))[0]  # type: ignore[arg-type]
-            for seed in range(4000)
+            for seed in range(2000)
         ]
         return np.bincount(tokens, minlength=4) / len(tokens)
 

@@ -1,22 +1,24 @@
-"""The C API where a caller, or a model that does not exist yet, asks for what it cannot do."""
+"""The C API where a caller, or a model that does not exist yet, asks for what it cannot do; a change of setting holds whole or not
+at all, whatever fails on the way, and a check changes nothing."""
 
 from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import Any
 
+import c_functions
 import llama_cpp
 import numpy as np
 import pytest
-from batches import OK, Native, ask, decode_batch, decode_in, read, turn_off, turn_on
-from conftest import TOKENS, Tiny, run_python
+from batches import OK, Native, Setting, ask, decode_batch, decode_in, read, turn_off, turn_on
+from conftest import TOKENS, Tiny, check_rows, run_python
 from preload import needs_preload
 
+import pypcd
 from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
-
-ON = OK
-
+from pypcd.engine._native import native_params
 
 # -- sequence ids of twins ---------------------------------------------------------------------------------------------
 
@@ -27,7 +29,7 @@ def test_more_sequences_than_twins_leave_are_refused(native: Native) -> None:
         _native.UNSUPPORTED,
         "twins take the last 64 of the 256 sequence ids; n_seq_max is 193, allowed: at most 192",
     )
-    assert ask(native("llama", n_seq_max=192), {}) == ON
+    assert ask(native("llama", n_seq_max=192), {}) == OK
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
@@ -66,7 +68,7 @@ def test_nor_one_that_was_copied_there_while_pcd_is_on(native: Native) -> None:
 @pytest.mark.parametrize("combine", [True, False])
 def test_a_contrasted_row_lives_until_the_next_decode(combine: bool, native: Native) -> None:
     context = native("llama")
-    params = _native.pcd_default_params()
+    params = c_functions.pcd_default_params()
     params.combine = combine
     assert _native.pcd_set(context.ctx, ctypes.byref(params), None, 0) == _native.OK
     decode_in([context], TOKENS[:9], out=[7, 8])
@@ -106,10 +108,10 @@ def test_the_rows_of_a_long_prompt_are_freed(native: Native) -> None:
 
 
 def test_an_offset_between_limits_that_are_turned_around_is_none() -> None:
-    assert _native.pcd_offset(1, 2, 1, 0) == 0
-    assert _native.pcd_offset(1, 2, 2**31 - 1, -(2**31)) == 0
-    assert {_native.pcd_offset(1, i, -1, 1) for i in range(50)} == {-1, 0, 1}
-    widest = [_native.pcd_offset(1, i, -(2**31), 2**31 - 1) for i in range(50)]
+    assert c_functions.pcd_offset(1, 2, 1, 0) == 0
+    assert c_functions.pcd_offset(1, 2, 2**31 - 1, -(2**31)) == 0
+    assert {c_functions.pcd_offset(1, i, -1, 1) for i in range(50)} == {-1, 0, 1}
+    widest = [c_functions.pcd_offset(1, i, -(2**31), 2**31 - 1) for i in range(50)]
     assert min(widest) < -(2**29) and max(widest) > 2**29
 
 
@@ -158,39 +160,161 @@ def test_a_rotation_that_is_not_followed_is_refused(
     assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
 
 
-PLANS = """
+KINDS: list[Setting | None] = [
+    None,
+    {},
+    {"alpha": 0.4},
+    {"cache": "shared"},
+    {"cache": "separate"},
+    {"cache": "separate", "type_k_over": "f16"},
+    {"type_k_over": "f16"},
+    {"evaluation": "alternate"},
+    {"perturbation": "none", "window": 8},
+    {"cache": "shared", "perturbation": "noise"},
+]
+
+
+def read_back(context: Any) -> dict[str, float] | None:
+    params = _native.Params()
+    if not _native.pcd_get(context.ctx, ctypes.byref(params)):
+        return None
+    return {name: getattr(params, name) for name, *_ in params._fields_}
+
+
+def fields(setting: Setting | None) -> dict[str, float] | None:
+    if setting is None:
+        return None
+    params = native_params(pypcd.PCDConfig(**setting))
+    return {name: getattr(params, name) for name, *_ in params._fields_}
+
+
+# -- reading back ------------------------------------------------------------------------------------------------------
+
+
+def test_the_setting_in_force_is_the_librarys(tiny: Tiny, load: Any) -> None:
+    """Also where somebody else changed it, by the C API."""
+    llm = load(tiny("llama"), "beta=1.7:alpha=0.15:window=40")
+    assert llm.pcd == pypcd.PCDConfig(beta=1.7, alpha=0.15, window=40)
+    for setting in KINDS[1:]:
+        turn_on(llm, setting)
+        assert llm.pcd == pypcd.PCDConfig(**setting)
+        if "type_k_over" not in (setting or {}):
+            llm.reset()
+            llm.eval(TOKENS[:20])
+            check_rows(llm, tiny("llama"), TOKENS[:20])
+    turn_off(llm)
+    assert llm.pcd is None
+    llm.pcd = "paper"  # what was in force before is not: this is a change
+    llm.eval(TOKENS[20:21])
+    check_rows(llm, tiny("llama"), TOKENS[:21])
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "lfm2"])
+def test_a_check_changes_nothing(arch: str, native: Native) -> None:
+    context, alone = native(arch), native(arch)
+    for setting in KINDS:
+        if (arch, (setting or {}).get("cache")) == ("lfm2", "separate"):
+            continue
+        for each in (context, alone):
+            if setting is None:
+                turn_off(each)
+            else:
+                turn_on(each, setting)
+        decode_in((context, alone), TOKENS[:12], 0)
+        before = read_back(context), bytes(context.stats)
+        for other in KINDS[1:]:
+            status, text = ask(context, other, _native.pcd_check)
+            assert (status == _native.OK) == (text == "") == ((arch, other.get("cache")) != ("lfm2", "separate"))
+            assert (read_back(context), bytes(context.stats)) == before
+            assert before[0] == fields(setting)
+        decode_in((context, alone), TOKENS[12:13], 12)
+        assert np.array_equal(context.seen(), alone.seen())
+        if setting is not None:
+            assert np.array_equal(context.rows(), alone.rows())
+        for each in (context, alone):
+            _native.pcd_trim(each.ctx)
+            llama_cpp.llama_memory_clear(each.memory, True)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+FAILING = """
 import ctypes, sys
 import pypcd
-import llama_cpp
+import llama_cpp, numpy as np
 
-n_planned = ctypes.CDLL(sys.argv[2]).preload_n_planned
-text = list(range(3, 63))
-
-
-def plans(llm, n_steps=3):
-    "How many graphs were planned anew for prompts of several micro-batches, and steps."
-    before = n_planned()
-    llm.reset()
-    llm.eval(text)
-    for token in text[:n_steps]:
-        llm.eval([token])
-    return n_planned() - before
+fail_at = ctypes.CDLL(sys.argv[2]).preload_fail_at
+fail_at.restype, fail_at.argtypes = ctypes.c_long, [ctypes.c_long]
+before, after = eval(sys.argv[3])
+text = list(range(3, 33))
 
 
-llm = pypcd.Llama(sys.argv[1], n_ctx=256, n_batch=16, n_ubatch=8, n_threads=1, n_threads_batch=1, n_gpu_layers=0)
-stock = plans(llm)
-llm.pcd = "paper"
-plans(llm)
-llm.pcd = False
-plans(llm)  # the first graph after PCD may
-print(stock, plans(llm))
+def new(pcd):
+    return pypcd.Llama(sys.argv[1], pcd=pcd, n_ctx=256, n_batch=64, n_threads=1, n_threads_batch=1, flash_attn=False,
+                       type_k=0, type_v=0, n_gpu_layers=0)
+
+
+def rows(llm, n):
+    llm.eval(text[llm.n_tokens : n])
+    if llm.pcd is None:
+        return (np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llm.ctx, -1), shape=(llm.n_vocab(),)).copy(),)
+    got = llm.pcd_logits()
+    return got.standard, got.local
+
+
+wanted = {}
+for name, setting in (("before", before), ("after", after)):
+    llm = new(setting)
+    wanted[name] = llm.pcd, rows(llm, 21)
+    llm.close()
+n_failed, n = 0, 0
+while True:
+    llm = new(before)
+    llm.eval(text[:20])
+    fail_at(n)
+    try:
+        llm.pcd = after
+    except (pypcd.PCDError, MemoryError):
+        failed = True
+    else:
+        failed = False
+    done = fail_at(-1) >= 0
+    n_failed += failed
+    pcd, expected = wanted["before" if failed else "after"]
+    assert llm.pcd == pcd, (n, failed, llm.pcd)
+    for row, right in zip(rows(llm, 21), expected):
+        assert abs(row - right).max() < 1e-3, (n, failed, abs(row - right).max())
+    llm.pcd = after  # now that there is memory
+    assert llm.pcd == wanted["after"][0]
+    llm.eval(text[21:22])
+    llm.close()
+    if done:
+        break
+    n += 1 + n // 8
+assert n_failed > 1, n_failed
+print("ok")
 """
 
 
 @needs_preload
-def test_with_pcd_off_again_graphs_are_planned_as_if_it_had_never_been_on(tiny: Tiny, preload: Path) -> None:
-    """A plan waits for all devices, so that the micro-batches of a prompt would not overlap on several GPUs."""
-    done = run_python(PLANS, tiny("llama"), preload, LD_PRELOAD=str(preload))
-    assert done.returncode == 0, done.stderr
-    stock, off = map(int, done.stdout.split())
-    assert stock == off
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (False, {}),
+        ({}, {"cache": "separate"}),
+        ({"cache": "separate"}, {}),
+        ({}, {"type_k_over": "f16", "alpha": 0.4}),
+        ({"cache": "shared"}, {"alpha": 0.4}),
+        ({"perturbation": "none", "window": 8}, {"cache": "shared", "perturbation": "noise"}),
+    ],
+    ids=str,
+)
+def test_whichever_allocation_fails_a_change_holds_whole_or_not_at_all(
+    before: Any, after: Any, tiny: Tiny, preload: Path
+) -> None:
+    settings = repr((before, pypcd.PCDConfig(**after).as_dict()))
+    done = run_python(FAILING, tiny("llama"), preload, settings, LD_PRELOAD=str(preload))
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr

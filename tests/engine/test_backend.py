@@ -1,8 +1,8 @@
 """The rows of the backend in use against the float64 reference, and against stock llama.cpp; what leaves its device.
 
 PYPCD_TEST_BACKEND names the backend: vulkan, cuda, rpc (two servers on loopback) or cpu, as `scripts/test --backend` sets it;
-without it a GPU, if the library has one, else the CPU. Cases marked `few` are some hundred of all, in which each pair of
-values is seen, and each setting in each evaluation with each kind of cache.
+without it a GPU, if the library has one, else the CPU, and only those cases are tried that are marked `few`: some hundred of all,
+in which each pair of values is seen, and each setting in each evaluation with each kind of cache.
 
 Plain rows differ from the reference by rounding: of the backend, and of the cache's types. PCD's rows may
 differ by at most LIMIT times as much, in the same work with the same cache. So no limit here rests on one machine.
@@ -343,7 +343,11 @@ def check_rows(case: Case, tiny: Tiny, note: Callable[[str, object], None]) -> N
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=[pytest.mark.few] if case in FEW else [], id="/".join(case)) for case in EVERY],
+    [
+        pytest.param(case, marks=[pytest.mark.few] if case in FEW else [], id="/".join(case))
+        for case in EVERY
+        if case in FEW or "PYPCD_TEST_BACKEND" in os.environ
+    ],
 )
 def test_rows_are_the_references_as_far_as_plain_rows_are(
     case: Case, tiny: Tiny, record_property: Callable[[str, object], None]

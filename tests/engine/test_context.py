@@ -1,18 +1,18 @@
-"""The engine's own functions, against llama_cpp's and against a fresh evaluation."""
+"""The engine's own functions, against llama_cpp's and against a fresh evaluation; what a thread's calls failed over is its own."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import pytest
 from conftest import TOKENS, Load, Tiny, close, native_row, rounding
 
 import pypcd
 from pypcd import engine
-from pypcd.engine import _bindings
-from pypcd.engine._calls import ask, call
 
 
 @pytest.fixture
@@ -106,11 +106,9 @@ def test_tokens_as_text(llm: pypcd.Llama) -> None:
 
 
 def test_an_evaluation_may_be_ended_half_way(llm: pypcd.Llama) -> None:
-    asked = []
-    engine.set_abort(llm, lambda: bool(asked.append(1)) or True)
+    engine.set_abort(llm, lambda: True)
     with pytest.raises(pypcd.PCDError, match="llama_decode returned 2"):
         engine.decode(llm, entries(TOKENS[:50]))
-    assert asked
     engine.set_abort(llm, None)
     engine.clear(llm)
     assert engine.decode(llm, entries(TOKENS[:50]))
@@ -127,57 +125,31 @@ def test_twins_are_held_back_while_suspended_and_after_an_error_are_not(tiny: Ti
     assert llm.pcd_stats().n_twins == 1
 
 
-# --- a status becomes an exception, in one place ---
+# --- errors of a thread ---
 
 
-@pytest.mark.parametrize(
-    ("status", "error"),
-    [
-        (_bindings.INVALID, ValueError),
-        (_bindings.UNSUPPORTED, pypcd.UnsupportedError),
-        (_bindings.NO_MEMORY, pypcd.UnsupportedError),
-        (_bindings.DISABLED, pypcd.UnsupportedError),
-        (-99, pypcd.UnsupportedError),
-    ],
-)
-def test_every_status_but_ok_is_an_error_with_the_librarys_sentence(
-    status: int, error: type[Exception], llm: pypcd.Llama
-) -> None:
-    def function(ctx: Any, value: int, buffer: Any, n: int) -> int:
-        assert ctx == llm.ctx and value == 5
-        buffer.value = "größer geht nicht".encode()[: n - 1]
-        return status
-
-    assert ask(function, llm, 5) == (status, "größer geht nicht")
-    with pytest.raises(error, match="größer geht nicht"):
-        call(function, llm, 5)
-    call(lambda ctx, buffer, n: _bindings.OK, llm)
+def fail(name: str) -> None:
+    """llama.cpp itself logs why."""
+    assert not llama_cpp.llama_model_load_from_file(name.encode(), llama_cpp.llama_model_default_params())
 
 
-def test_a_closed_model_is_an_error_everywhere_and_no_crash(tiny: Tiny) -> None:
-    llm = pypcd.Llama(tiny("llama"), pcd="paper", n_ctx=256, n_threads=1)
-    llm.close()
-    uses: list[Callable[[], object]] = [
-        lambda: engine.decode(llm, entries([1])),
-        lambda: engine.row(llm),
-        lambda: engine.rewind(llm, 0),
-        lambda: engine.copy_sequence(llm, 0, 1),
-        lambda: engine.shift(llm, 0, 0, 1, 1),
-        lambda: engine.can_shift(llm),
-        lambda: engine.set_abort(llm, lambda: True),
-        lambda: engine.is_end(llm, 1),
-        lambda: engine.token_bytes(llm, 1),
-        lambda: engine.detokenize(llm, [1]),
-        lambda: engine.n_layer(llm),
-        lambda: engine.check_decoder(llm),
-        lambda: engine.pcd(llm).set(None),
-        lambda: engine.pcd(llm).logits(0),
-        lambda: engine.pcd(llm).init_sampler(-1),
-        lambda: llm.eval([1]),
-        lambda: llm.set_sequence_pcd(0, False),
-        lambda: llm.set_sequence_pcd(0, None),
-    ]
-    for use in uses:
-        with pytest.raises(pypcd.PCDError, match="the model is closed"):
-            use()
-    engine.set_abort(llm, None)
+def in_a_thread(function: Callable[..., Any], *args: Any) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(function(*args)))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_errors_are_those_of_the_threads_own_calls() -> None:
+    def beside() -> str:
+        before = engine.last_errors()
+        fail("/theirs.gguf")
+        return before + "|" + engine.last_errors()
+
+    engine.clear_errors()
+    fail("/ours.gguf")
+    before, _, theirs = in_a_thread(beside).partition("|")
+    assert before == "" and "/theirs.gguf" in theirs and "/ours.gguf" not in theirs
+    in_a_thread(engine.clear_errors)
+    assert "/ours.gguf" in engine.last_errors() and "/theirs.gguf" not in engine.last_errors()

@@ -66,9 +66,3 @@ def test_no_include_changes_what_a_name_of_ggml_means() -> None:
     cmake = (CPP.parent / "CMakeLists.txt").read_text(encoding="utf-8")
     (properties,) = re.findall(r"set_source_files_properties\(\$\{PYPCD_SOURCES\} ([^)]*)\)", cmake)
     assert "COMPILE_DEFINITIONS LLAMA_PCD_OWN_SOURCE" in properties
-
-
-def test_lines_stay_readable() -> None:
-    for path in SOURCES:
-        lines = (CPP / path).read_text(encoding="utf-8").splitlines()
-        assert max(map(len, lines)) <= 140, path

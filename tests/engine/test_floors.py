@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import c_functions
 import llama_cpp
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from batches import (
     EVALUATIONS,
     OK,
     SHORT_SLIDING,
-    Context,
     Native,
     Setting,
     check_seen,
@@ -31,13 +31,13 @@ from batches import (
     turn_off,
     turn_on,
 )
-from conftest import TOKENS, Load, Tiny, check_rows, close, greedy, native_row, rounding
-from hypothesis import given
+from conftest import TOKENS, Load, Tiny, check_rows, close, native_row, rounding
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import bits
 
 import pypcd
-from pypcd import decode, engine
+from pypcd import engine
 from pypcd.engine import _bindings as _native
 from pypcd.settings.formula import contrast, entropy
 
@@ -98,7 +98,7 @@ def test_rows_are_plain_to_the_bit_before_and_the_references_after(
     assert llm.pcd_stats().n_caught_up == 0
 
 
-@pytest.mark.parametrize("evaluation", WAYS)
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_prompt_that_crosses_it(cache: str, evaluation: str, tiny: Tiny, load: Load) -> None:
     path, setting = tiny("llama"), {"cache": cache, "evaluation": evaluation, "min_context": FLOOR}
@@ -166,7 +166,7 @@ def test_embeddings_that_are_left_plain_have_a_second_stream(native: Native) -> 
 
 def c_entropy(row: Any) -> float:
     row = np.ascontiguousarray(row, np.float32)
-    return _native.pcd_entropy(row.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), len(row))
+    return c_functions.pcd_entropy(row.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), len(row))
 
 
 @pytest.mark.parametrize(
@@ -269,21 +269,12 @@ def test_rows_of_one_batch_are_judged_one_by_one(cache: str, evaluation: str, co
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 8), st.sampled_from([None, "jsd"]))
-def test_the_formula_in_numpy_and_the_control_contrast_the_same_rows(
-    seed: int, least: float, adaptive: str | None
-) -> None:
+def test_the_formula_in_numpy_leaves_a_row_of_low_entropy_plain(seed: int, least: float, adaptive: str | None) -> None:
     random = np.random.default_rng(seed)
     row, other = random.normal(0, 3, 200), random.normal(0, 3, 200)
     fields: dict[str, Any] = {"beta": 1.5, "gamma": 20, "adaptive": adaptive}
     got, always = contrast(row, other, min_entropy=least, **fields), contrast(row, other, **fields)
     assert np.array_equal(got, row if bits(row) < least else always)
-    control = decode.Control(pcd=pypcd.PCDConfig(min_entropy=least, **fields))
-    assert decode.parse(control.name).rows == control
-    kept = np.isfinite(got)
-    assert np.array_equal(control._contrasted(row, other)[kept], got[kept])
-
-
-# -- several sequences -------------------------------------------------------------------------------------------------
 
 
 # -- min_first_entropy: the first token's row decides for the answer -----------------------------------------------------
@@ -310,21 +301,13 @@ def answer_to(llm: pypcd.Llama, prompt: list[int], **kwargs: Any) -> list[int]:
     return list(itertools.islice(llm.generate(prompt, temp=0.0, **kwargs), 12))
 
 
-def read_prompt(context: Context, prompt: list[int], seqs: tuple[int, ...] = (0,)) -> None:
-    assert decode_batch(context, [(token, p, [*seqs], p == N - 1) for p, token in enumerate(prompt)]) == 0
-
-
-def step(context: Context, p: int, *seqs: int) -> None:
-    assert decode_batch(context, [(TOKENS[p + 40 * seq], p, [seq], True) for seq in seqs]) == 0
-
-
 @pytest.mark.parametrize("evaluation", WAYS)
 @pytest.mark.parametrize("cache", CACHES)
 def test_the_first_token_decides_for_the_whole_answer(
     cache: str, evaluation: str, unlike: Unlike, tiny: Tiny, load: Load
 ) -> None:
     sure, unsure, least = unlike
-    path, answer = tiny("llama"), list(TOKENS[100:110])
+    path, answer = tiny("llama"), list(TOKENS[100:104])
     llm, stock = load(path, {"cache": cache, "evaluation": evaluation, "min_first_entropy": least}), load(path, False)
     for prompt in (sure, unsure, sure):
         for other in (llm, stock):
@@ -355,12 +338,6 @@ def test_a_plain_answer_takes_no_twins(cache: str, unlike: Unlike, tiny: Tiny, l
         assert after.n_twins == before.n_twins and after.n_skipped == before.n_skipped + 10
         if cache != "separate":
             assert before.n_twins == n_twins
-
-
-@pytest.mark.parametrize("name", ["min_entropy", "min_first_entropy"])
-def test_a_floor_below_every_entropy_contrasts_everywhere(name: str, tiny: Tiny, load: Load) -> None:
-    always, low, off = (greedy(load(tiny("llama"), pcd)) for pcd in ({}, {name: 1e-9}, False))
-    assert always == low != off
 
 
 def test_what_is_decoded_does_not_depend_on_how_it_is_asked_for(unlike: Unlike, tiny: Tiny, load: Load) -> None:
@@ -424,123 +401,86 @@ def test_an_answer_before_min_context_stays_plain_to_its_end(tiny: Tiny, load: L
     check_rows(llm, tiny("llama"), TOKENS[: N + 14])
 
 
-def test_tokens_that_are_taken_back_do_not_begin_an_answer(unlike: Unlike, native: Native) -> None:
+SEQ = st.integers(0, 2)
+EDITS = st.one_of(
+    st.tuples(st.just("prompt"), st.lists(SEQ, min_size=1, max_size=3, unique=True), st.booleans()),
+    st.tuples(st.just("step"), st.lists(SEQ, min_size=1, max_size=3, unique=True)),
+    st.tuples(st.just("draft"), SEQ, st.integers(0, 2)),
+    st.tuples(st.sampled_from(["copy", "other"]), SEQ, SEQ),
+    st.tuples(
+        st.just("shift"), SEQ, st.sampled_from([5, 10, N - 1, N, N + 2])
+    ),  # the last ones take the first token out
+    st.tuples(st.just("anew"), SEQ, st.booleans()),
+    st.tuples(st.sampled_from(["keep", "fail"]), SEQ),
+)
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(edits=st.lists(EDITS, min_size=8, max_size=25))
+def test_an_answer_goes_on_as_it_began_whatever_is_done_to_the_memory(
+    edits: list[Any], unlike: Unlike, native: Native
+) -> None:
+    """Against a dictionary: of each sequence, whether its answer is plain, and its number of tokens."""
     sure, unsure, least = unlike
-    context = native("llama", {"min_first_entropy": least})
-    for prompt in (sure, unsure):
-        read_prompt(context, prompt)
-        at = N
-        for n_right in (2, 0, 1):  # of two drafted tokens, so many were right
-            assert decode_batch(context, [(TOKENS[at + i], at + i, [0], True) for i in range(3)]) == 0
-            assert [context.is_plain(i) for i in range(3)] == [prompt is sure] * 3
-            at += 1 + n_right
-            llama_cpp.llama_memory_seq_rm(context.memory, 0, at, -1)
-        llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, -1)
+    setting = {"min_first_entropy": least}
+    context = native("llama", setting, n_seq_max=3, n_ctx=1024)
+    memory = context.memory
+    plain: dict[int, bool] = {}
+    length: dict[int, int] = {}
+    moved: set[int] = set()  # shifted, or sharing cells that would be
 
+    def read(*entries: tuple[int, int, list[int], bool]) -> None:
+        assert decode_batch(context, entries) == 0
 
-def test_copies_of_a_sequence_go_on_with_its_answer(unlike: Unlike, native: Native) -> None:
-    sure, unsure, least = unlike
-    context = native("llama", {"min_first_entropy": least}, n_seq_max=3)
-    for prompt in (sure, unsure):
-        llama_cpp.llama_memory_clear(context.memory, True)
-        read_prompt(context, prompt)
-        llama_cpp.llama_memory_seq_cp(context.memory, 0, 2, -1, -1)
-        step(context, N, 0, 2)
-        assert context.is_plain(0) == context.is_plain(1) == (prompt is sure)
-        llama_cpp.llama_memory_seq_keep(context.memory, 2)
-        step(context, N + 1, 2)
-        assert context.is_plain(0) == (prompt is sure)
-
-
-def shift(context: Context, seq: int, n: int) -> None:
-    """As servers do where the context is full: n tokens behind the first two go."""
-    llama_cpp.llama_memory_seq_rm(context.memory, seq, 2, 2 + n)
-    llama_cpp.llama_memory_seq_add(context.memory, seq, 2 + n, -1, -n)
-
-
-def test_a_prompt_that_sequences_share_begins_the_answers_of_all(unlike: Unlike, native: Native) -> None:
-    sure, unsure, least = unlike
-    setting = {"beta": 2.0, "evaluation": "fused"}
-    for prompt in (sure, unsure):
-        context = native("llama", setting, n_seq_max=3)
-        for seq in (1, 2):
-            assert set_seq(context, seq, {**setting, "min_first_entropy": least}) == OK
-        read_prompt(context, prompt, (0, 1, 2))
-        step(context, N, 0, 1, 2)
-        assert [context.is_plain(i) for i in range(3)] == [False, prompt is sure, prompt is sure]
-
-
-@pytest.mark.parametrize("n", [10, N - 1, N, N + 2])  # from N - 1 on the answer's first token is at position 0, or gone
-def test_a_context_shift_goes_on_with_the_answer(n: int, unlike: Unlike, native: Native) -> None:
-    sure, unsure, least = unlike
-    for prompt in (sure, unsure):
-        context = native("llama", {"min_first_entropy": least, "min_context": 5})
-        read_prompt(context, prompt)
-        for p in range(N, N + 12):
-            step(context, p, 0)
-        shift(context, 0, n)
-        n_free = 256 - (N + 12 - n)
-        assert decode_batch(context, [(TOKENS[i % 99], N + 12 - n + i, [0], True) for i in range(n_free + 1)]) != 0
-        for p in range(N + 12 - n, N + 16 - n):
-            step(context, p, 0)
-            assert context.is_plain(0) == (prompt is sure)
-
-
-def test_tokens_taken_back_in_one_sequence_and_a_shift_in_another_do_not_mix(unlike: Unlike, native: Native) -> None:
-    sure, unsure, least = unlike
-    context = native("llama", {"min_first_entropy": least, "evaluation": "fused"}, n_seq_max=2)
-    read_prompt(context, sure)
-    read_prompt(context, unsure, (1,))
-    for p in range(N, N + 4):
-        step(context, p, 0, 1)
-    llama_cpp.llama_memory_seq_rm(context.memory, 0, N - 1, -1)
-    _native.pcd_begin(context.ctx, 0, N - 1)
-    shift(context, 1, 10)
-    assert decode_batch(context, [(unsure[-1], N - 1, [0], True), (TOKENS[3], N - 6, [1], True)]) == 0
-    assert context.row(0, _native.ROW_LOCAL) is not None  # the first row of another answer
-    assert not context.is_plain(1)
-
-
-def test_only_a_caller_knows_that_an_answer_is_given_anew(unlike: Unlike, native: Native) -> None:
-    """The prompt's last token, taken back and read again, may be a drafted token as well."""
-    sure, _, least = unlike
-    context = native("llama", {"min_first_entropy": least, "evaluation": "fused"})
-    read_prompt(context, sure)
-    for begins in (False, True):
-        llama_cpp.llama_memory_seq_rm(context.memory, 0, N - 1, -1)
-        if begins:
-            _native.pcd_begin(context.ctx, 0, N - 1)
-        n_twins = context.stats.n_twins
-        assert decode_batch(context, [(sure[-1], N - 1, [0], True)]) == 0
-        assert context.is_plain(0) and context.stats.n_twins == n_twins + begins
-
-
-def test_what_another_sequence_decodes_with_pcd_off_leaves_an_answer_alone(unlike: Unlike, native: Native) -> None:
-    """And its own tokens end it."""
-    sure, _, least = unlike
-    setting, params = {"min_first_entropy": least}, {"n_seq_max": 2}
-    context, alone = native("llama", setting, **params), native("llama", setting, **params)
-    decode_in((context, alone), sure)
-    for token in TOKENS[100:106]:
-        decode_in((context, alone), [token])
-        check_plain(context, context.seen())
-        close(context.seen(), alone.seen(), context.limit)
-        turn_off(context)
-        assert context.decode([token], seq=1) == 0
-        turn_on(context, setting)
-    n_twins = context.stats.n_twins
-    turn_off(context)
-    assert context.decode(TOKENS[20:30]) == 0
-    turn_on(context, setting)
-    decode_in([context], TOKENS[30:31])  # another answer's first token, of which it asks
-    assert context.stats.n_twins == n_twins + 1
-
-
-def test_a_batch_that_fails_changes_nothing(unlike: Unlike, native: Native) -> None:
-    sure, _, least = unlike
-    context = native("llama", {"min_first_entropy": least})
-    read_prompt(context, sure)
-    token = TOKENS[0]
-    assert decode_batch(context, [(token, N, [0], True), (token, N + 7, [0], False), (10**9, N + 1, [0], True)]) != 0
-    assert decode_batch(context, [(token, N, [0], True)]) == 0
-    assert context.is_plain(0)
+    for kind, seq, *more in [("prompt", [0, 1], True), ("prompt", [2], False), *edits, ("step", [0, 1, 2])]:
+        if kind == "prompt":
+            prompt = sure if more[0] else unsure
+            for each in seq:
+                llama_cpp.llama_memory_seq_rm(memory, each, -1, -1)
+                plain[each], length[each] = more[0], N
+                (moved.add if len(seq) > 1 else moved.discard)(each)
+            read(*((token, p, seq, p == N - 1) for p, token in enumerate(prompt)))
+            assert context.is_plain(N - 1) == more[0]
+        elif kind == "step":
+            known = [each for each in seq if each in plain]
+            if known:
+                read(*((TOKENS[(length[each] + 40 * each) % 120], length[each], [each], True) for each in known))
+            assert [context.is_plain(i) for i in range(len(known))] == [plain[each] for each in known]
+            length.update({each: length[each] + 1 for each in known})
+        elif seq not in plain:
+            continue
+        elif kind == "draft":  # of two drafted tokens, so many were right
+            read(*((TOKENS[length[seq] % 100 + i], length[seq] + i, [seq], True) for i in range(3)))
+            assert [context.is_plain(i) for i in range(3)] == [plain[seq]] * 3
+            length[seq] += 1 + more[0]
+            llama_cpp.llama_memory_seq_rm(memory, seq, length[seq], -1)
+        elif kind == "copy" and more[0] != seq:
+            llama_cpp.llama_memory_seq_rm(memory, more[0], -1, -1)
+            llama_cpp.llama_memory_seq_cp(memory, seq, more[0], -1, -1)
+            plain[more[0]], length[more[0]] = plain[seq], length[seq]
+            moved |= {seq, more[0]}
+        elif kind == "other" and more[0] != seq and more[0] in plain:  # with PCD off, which ends its own answer
+            turn_off(context)
+            read((TOKENS[9], length.pop(more[0]), [more[0]], True))
+            turn_on(context, setting)
+            del plain[more[0]]
+        elif kind == "shift" and seq not in moved and length[seq] > 4 + more[0]:  # as servers do in a full context
+            llama_cpp.llama_memory_seq_rm(memory, seq, 2, 2 + more[0])
+            llama_cpp.llama_memory_seq_add(memory, seq, 2 + more[0], -1, -more[0])
+            length[seq] -= more[0]
+            moved.add(seq)
+        elif kind == "anew" and seq not in moved:  # only the caller knows it: a drafted token may be read again as well
+            llama_cpp.llama_memory_seq_rm(memory, seq, N - 1, -1)
+            if more[0]:
+                _native.pcd_begin(context.ctx, seq, N - 1)
+            n_twins = context.stats.n_twins
+            read(((sure if plain[seq] else unsure)[-1], N - 1, [seq], True))
+            assert context.is_plain(0) == plain[seq]
+            assert context.stats.n_twins == n_twins + (more[0] or not plain[seq])
+            length[seq] = N
+        elif kind == "keep":
+            llama_cpp.llama_memory_seq_keep(memory, seq)
+            plain, length = {seq: plain[seq]}, {seq: length[seq]}
+        elif kind == "fail":
+            wrong = [(TOKENS[0], length[seq], [seq], True), (10**9, length[seq] + 1, [seq], True)]
+            assert decode_batch(context, wrong) != 0

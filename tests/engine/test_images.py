@@ -59,9 +59,7 @@ def test_a_projector_that_is_missing_or_damaged_is_refused_when_the_model_is_ope
     data = projector.read_bytes()
     made = {
         "mm": data.replace(b"mm.2.weight", b"mm.9.weight"),
-        "layer": data.replace(b"v.blk.0.attn_q.weight", b"v.blk.7.attn_q.weight"),
         "head": data[:300],
-        "text": b"<html>",
     }
     for name, content in made.items():
         (tmp_path / f"{name}.gguf").write_bytes(content)
@@ -75,15 +73,13 @@ def test_a_projector_that_is_missing_or_damaged_is_refused_when_the_model_is_ope
             for path in tries
         )
         + f"""
-handler = Llava15ChatHandler({str(tmp_path / "text.gguf")!r}, verbose=False); os.remove(handler.clip_model_path)
+handler = Llava15ChatHandler({str(tmp_path / "head.gguf")!r}, verbose=False); os.remove(handler.clip_model_path)
 said(lambda: new(chat_handler=handler))""",
     )
     for line, message in zip(
         lines,
         [
             "ModelError: the projector .* is damaged: it has no mm.2.weight",
-            "ModelError: the projector .* is damaged: it has no v.blk.0.attn_q.weight",
-            "ModelError: the projector .* is not a GGUF file, or is damaged",
             "ModelError: the projector .* is not a GGUF file, or is damaged",
             "ModelError: the projector .* is of the architecture 'llama'; allowed: 'clip'",
             "ModelError: the projector .* is a folder",

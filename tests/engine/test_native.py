@@ -104,23 +104,6 @@ def decode_image_in(contexts: Sequence[Context], out: Sequence[int]) -> None:
     decode_in(contexts, IMAGE, PLACES, out=out)
 
 
-@pytest.mark.parametrize(
-    ("cache", "evaluation"), [("rerotated", "fused"), ("rerotated", "alternate"), ("separate", "fused")]
-)
-def test_without_over_rotation_the_twins_of_patches_are_the_patches(
-    cache: str, evaluation: str, native: Native
-) -> None:
-    stock = native("qwen2vl")
-    context = native("qwen2vl", {"base_ratio": 1, "cache": cache, "evaluation": evaluation})
-    decode_image_in((stock, context), range(12))
-    for i in range(12):
-        for row in context.rows(i):
-            close(row, stock.seen(i), stock.limit)
-    decode_in((stock, context), TOKENS[10:12], 14)
-    for row in context.rows():
-        close(row, stock.seen(), stock.limit)
-
-
 def test_text_after_an_image_has_one_over_rotated_row_however_it_is_made(native: Native) -> None:
     stock, stored, derived = native("qwen2vl"), native("qwen2vl", {}), native("qwen2vl")
     alternate = native("qwen2vl", {"evaluation": "alternate"})
@@ -285,22 +268,3 @@ def test_threads_with_contexts_of_their_own_give_the_same_rows(native: Native) -
     for i, context in enumerate(contexts[3:]):
         assert np.array_equal(context.rows(), contexts[i % 3].rows())
         assert np.array_equal(context.seen(), contexts[i % 3].seen())
-
-
-def test_a_second_stream_is_not_made_up_for_what_sliding_layers_forgot(native: Native) -> None:
-    """After a shift, llama.cpp reuses cells that fell out of the window, also in a full-size cache."""
-    setting, params = {"cache": "separate"}, {"n_seq_max": 2, "swa_full": True}
-    first, later, alone = native("gemma3", setting, **params), native("gemma3", **params), native("gemma3", setting)
-    decode_in((first, later, alone), TOKENS[:40])
-    for context in (first, later):
-        llama_cpp.llama_memory_seq_add(context.memory, 0, 0, -1, 50)
-    turn_on(later, setting)
-    _log.clear_errors()
-    assert later.decode(TOKENS[40:45]) == -1
-    assert "position 50 of sequence 0 again, but sliding-window layers may have forgotten" in _log.last_errors()
-    decode_in((first, alone), TOKENS[40:45])
-    same_rows(first, alone)
-    llama_cpp.llama_memory_clear(later.memory, False)
-    decode_in([later], TOKENS[:40])
-    decode_in([later], TOKENS[40:45])
-    same_rows(later, alone)

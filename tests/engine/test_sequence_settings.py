@@ -8,6 +8,7 @@ import ctypes
 import itertools
 from typing import Any
 
+import c_functions
 import llama_cpp
 import numpy as np
 import pytest
@@ -67,14 +68,23 @@ VIEWS: list[Setting | None] = [  # not with cache="separate", whose second keys 
 ]
 
 
-@pytest.mark.parametrize("n", [3, 80])
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize(("arch", "params"), [("llama", {}), ("llama", FLASH), ("gemma3", {})], ids=str)
+@pytest.mark.parametrize(
+    ("arch", "params", "cache"),
+    [
+        *(("llama", {}, cache) for cache in CACHES),
+        *(("llama", FLASH, cache) for cache in CACHES),
+        *((arch, {}, "rerotated") for arch in ("gemma3", "smollm3", "deepseek2", "hunyuan-dense")),
+        ("gemma3", {}, "separate"),
+    ],
+    ids=str,
+)
 def test_sequences_with_settings_of_their_own_have_the_rows_they_have_alone(
-    arch: str, params: dict[str, Any], cache: str, evaluation: str, n: int, native: Native
+    arch: str, params: dict[str, Any], cache: str, evaluation: str, native: Native
 ) -> None:
-    """Their cells lie between those of others; 80 rows are more than the 64 twins of a part of a batch."""
+    """Their cells lie between those of others; 80 rows are more than the 64 twins of a part of a batch. Some twins are turned,
+    some see a window alone; smollm3 does not rotate in all layers, deepseek2's values are a part of its keys."""
+    n = 80
     base: Setting = {"cache": cache, "evaluation": evaluation}
     together, stock = (native(arch, pcd, **MANY, **params) for pcd in (base, None))
     limit = together.limit
@@ -136,18 +146,13 @@ SEPARATE: Setting = {"cache": "separate"}
         ({}, {"cache": "shared"}, 'cache is "shared", the context\'s is "rerotated"'),
         ({}, {"evaluation": "alternate"}, 'evaluation is "alternate", the context\'s is "auto"'),
         ({}, {"alpha": 0.5}, "alpha is 0.5, the context's is 0.2"),
-        ({}, {"base_ratio": 0.01}, "base_ratio is 0.01, the context's is 0.0001"),
         ({}, {"transition": "none"}, 'transition is "none", the context\'s is "exponential"'),
         ({}, {"band": "high"}, 'band is "high", the context\'s is "low"'),
         ({}, {"type_k_over": "f16"}, 'type_k_over is "f16", the context\'s is none'),
         ({"cache": "shared"}, {**NOISE, "offset_max": 0}, 'perturbation is "noise", the context\'s is "over-rotation"'),
         (NONE, {"window": 8}, 'perturbation is "over-rotation", the context\'s is "none"'),
-        *(
-            ({**NOISE, field: 0}, {**NOISE, field: 3}, f"{field} is 3, the context's is 0")
-            for field in ("noise", "offset_min", "seed")
-        ),
+        ({**NOISE, "seed": 0}, {**NOISE, "seed": 3}, "seed is 3, the context's is 0"),
         (SEPARATE, {**SEPARATE, "window": 8}, "window, n_sink are 8, 4, the context's are 0, 4"),
-        (SEPARATE, {**SEPARATE, **NONE}, 'perturbation is "none", the context\'s is "over-rotation"'),
         (SEPARATE, NONE, 'cache is "rerotated", the context\'s is "separate"'),
     ],
     ids=str,
@@ -174,16 +179,12 @@ def test_what_only_the_context_can_change_is_refused_before_and_after(
 @pytest.mark.parametrize(
     ("seq", "own", "message"),
     [
-        (-1, {}, "seq_id is -1, allowed: 0 to 191"),
         (192, {}, "seq_id is 192, allowed: 0 to 191"),
         (0, {"gamma": 0}, "gamma is 0, allowed: at least 1"),
-        (0, {"beta": -1.0}, "beta is -1, allowed: 0 to 1000"),
         (0, {"perturbation": 1}, 'perturbation "none" without a window'),
-        (0, {"alpha": -1.0}, "alpha is -1, allowed: 0 to 10"),
         (0, {"sequences": 2}, "sequences is 2, allowed: 0 (all), 1 (chosen)"),
         (0, {"adaptive": 2}, "adaptive is 2, allowed: 0 (none), 1 (jsd)"),
         (0, {"min_context": -1}, "min_context is -1, allowed: at least 0"),
-        (0, {"min_entropy": -1.0}, "min_entropy is -1, allowed: 0 to 100"),
         (0, {"min_first_entropy": 101.0}, "min_first_entropy is 101, allowed: 0 to 100"),
     ],
     ids=str,
@@ -194,7 +195,7 @@ def test_a_sequence_or_a_value_that_cannot_be_is_refused_at_once(
 ) -> None:
     """A value by the context, too."""
     context, error = native("llama", {} if is_on else None), ctypes.create_string_buffer(500)
-    params = _native.pcd_default_params()
+    params = c_functions.pcd_default_params()
     for name, value in own.items():
         setattr(params, name, value)
     of_the_context = [(_native.pcd_set,), (_native.pcd_check,)] if own else []
@@ -209,13 +210,6 @@ def test_what_a_sequences_twins_do_not_use_may_differ(native: Native) -> None:
         context = native("llama", base)
         assert set_seq(context, 0, {"perturbation": "none", "window": 64}) == OK
     assert set_seq(native("llama", {"seed": 3, "noise": 1.0}), 0, {}) == OK
-
-
-def test_a_setting_given_before_is_in_force_from_the_first_token(native: Native) -> None:
-    context = native("llama", n_seq_max=2)
-    assert set_seq(context, 0, {"gamma": 5}) == set_seq(context, 1, None) == OK
-    turn_on(context, {})
-    assert [plausible(context, seq) for seq in range(2)] == [5, None]
 
 
 def test_a_later_change_of_the_context_holds_for_its_sequences_but_for_what_is_theirs(native: Native) -> None:
@@ -329,6 +323,8 @@ def test_an_index_of_a_row_means_what_llamas_means(cache: str, evaluation: str, 
             assert ctypes.addressof(rows[0].contents) == ctypes.addressof(rows[1].contents)
             check_seen(context, -back, {})
         assert np.array_equal(context.seen(-back), context.seen(i))
+    block = np.ctypeslib.as_array(llama_cpp.llama_get_logits(context.ctx), shape=(len(outputs), context.n_vocab))
+    assert np.array_equal(block, [context.seen(i) for i in outputs])
     for i in (-len(outputs) - 1, 0, 5, 11, len(batch), 10**6, -(10**6)):
         assert not _native.pcd_get_logits_ith(context.ctx, i, 0), i
 
@@ -356,11 +352,7 @@ def attach() -> Any:
 HAS_ONE = "sequence 1 has a backend sampler, which bypasses the logits PCD works on; turn PCD off for this sequence"
 
 
-@pytest.mark.parametrize(
-    "base",
-    [{}, {"evaluation": "alternate"}, {"cache": "separate"}, {"cache": "separate", "evaluation": "alternate"}],
-    ids=str,
-)
+@pytest.mark.parametrize("base", [{}, {"cache": "separate", "evaluation": "alternate"}], ids=str)
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_a_sequence_with_pcd_goes_beside_one_with_a_backend_sampler(
     arch: str, base: Setting, native: Native, attach: Any
@@ -401,26 +393,6 @@ def test_only_a_sequence_that_has_both_is_refused(native: Native, attach: Any) -
     assert plausible(context, 1) == 5
 
 
-@pytest.mark.parametrize("base", [{}, {"evaluation": "alternate"}, {"cache": "separate"}], ids=str)
-def test_it_is_refused_below_min_context_already(base: Setting, native: Native, attach: Any) -> None:
-    """Not when the text has got that long."""
-    context = native("llama", {**base, "min_context": 50}, n_seq_max=2)
-    decode_in([context], TOKENS[:8], seq=1)
-    decode_in([context], TOKENS[:8])
-    attach(context, 1)
-    decode_in([context], TOKENS[8:9])  # of sequence 0
-    decode_in([context], TOKENS[8:9], out=[], seq=1)
-    for tokens in (TOKENS[9:10], TOKENS[9:70]):  # plain rows alone; the last one contrasted
-        _log.clear_errors()
-        assert context.decode(tokens, seq=1) == -1
-        assert HAS_ONE in _log.last_errors() and context.span(1) == (0, 8)
-    _log.clear_errors()
-    both = [(7, 9, [0], True), (7, 9, [1], True)]
-    assert decode_batch(context, both) == -1 and HAS_ONE in _log.last_errors()
-    llama_cpp.llama_set_sampler(context.ctx, 1, None)
-    assert decode_batch(context, both) == 0
-
-
 # --- pypcd.Llama.set_sequence_pcd ---
 
 
@@ -449,6 +421,9 @@ def test_a_sequence_may_have_its_own_contrast_or_none(tiny: Tiny, load: Load) ->
         llm.set_sequence_pcd(0, "gamma=0")
     with pytest.raises(TypeError, match="'bta'"):
         llm.set_sequence_pcd(0, {"bta": 1})
+    llm.set_sequence_pcd(0, {"gamma": 4})  # which comes before that of a call
+    next(llm.generate(TOKENS[:9], pcd={"gamma": 7}))
+    assert np.isfinite(llm.pcd_logits().contrasted).sum() == 4
     llm.pcd = False
     llm.set_sequence_pcd(0, {"alpha": 0.5})  # it waits for PCD, which judges it
     with pytest.raises(ValueError, match="sequence 0: alpha is 0.5"):
@@ -478,13 +453,3 @@ def test_a_sequences_setting_outlasts_what_generation_does_to_the_memory(arch: s
         llm.embed("x")
         llm.eval(TOKENS[:9])
         assert n_plausible() == 30
-
-
-def test_the_setting_of_a_sequence_comes_before_that_of_a_call(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), "paper")
-    llm.set_sequence_pcd(0, {"gamma": 4})
-    next(llm.generate(TOKENS[:9], pcd={"gamma": 7}))
-    assert np.isfinite(llm.pcd_logits().contrasted).sum() == 4
-    next(llm.generate(TOKENS[:9], pcd=False))
-    with pytest.raises(pypcd.PCDError, match="no PCD logits for row -1"):
-        llm.pcd_logits()

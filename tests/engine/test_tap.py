@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import SMALL, TOKENS, Load, Tiny, close, native_row, reference, rounding, shape, tolerance
+from conftest import TOKENS, Load, Tiny, close, native_row, reference, rounding, shape, tolerance
 
 import pypcd
 from pypcd import engine
@@ -27,14 +25,7 @@ def test_attention_weights_are_the_references(arch: str, flash_attn: bool, tiny:
     for il, weights in enumerate(wanted):
         parts = seen[f"kq_soft_max-{il}"]
         assert [part.dtype for part in parts] == [np.float32] * 2
-        assert [part.shape[:3] for part in parts] == [
-            (
-                1,
-                len(weights),
-                32,
-            ),
-            (1, len(weights), 8),
-        ]
+        assert [part.shape[:3] for part in parts] == [(1, len(weights), n) for n in (32, 8)]
         got = np.concatenate(parts, axis=2)[0]
         close(got[:, :, :50], weights[:, 10:], tolerance(path, of=weights, flash_attn=flash_attn))
         assert not got[:, :, 50:].any()
@@ -76,11 +67,15 @@ def test_other_types_are_numbers_too(tiny: Tiny, load: Load) -> None:
 
 
 @pytest.mark.parametrize("flash_attn", [False, True])
-def test_afterwards_rows_are_stock_to_the_bit(flash_attn: bool, tiny: Tiny, load: Load) -> None:
-    path = tiny("llama")
-    stock, llm = (load(path, False, flash_attn=flash_attn, f16=flash_attn) for _ in range(2))
-    with tap(llm, ["kq_soft_max"]):
+def test_with_a_tap_rows_are_those_without_flash_attention_and_afterwards_stock_to_the_bit(
+    flash_attn: bool, tiny: Tiny, load: Load
+) -> None:
+    path = tiny("qwen2")
+    stock, exact, llm = (load(path, False, flash_attn=how) for how in (flash_attn, False, flash_attn))
+    exact.eval(TOKENS[:40])
+    with tap(llm, ["kq_soft_max", "ffn"]):
         llm.eval(TOKENS[:40])
+    close(native_row(llm), native_row(exact), rounding(path))
     if flash_attn:
         llm.reset()
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llm.ctx), True)
@@ -90,17 +85,6 @@ def test_afterwards_rows_are_stock_to_the_bit(flash_attn: bool, tiny: Tiny, load
         assert np.array_equal(native_row(stock), native_row(llm))
         stock.eval([token])
         llm.eval([token])
-
-
-@pytest.mark.parametrize("flash_attn", [False, True])
-def test_a_tap_does_not_change_what_it_sees(flash_attn: bool, tiny: Tiny, load: Load) -> None:
-    """With a tap, rows are those of stock llama.cpp without flash attention."""
-    path = tiny("qwen2")
-    stock, llm = load(path, False, flash_attn=False), load(path, False, flash_attn=flash_attn)
-    stock.eval(TOKENS[:40])
-    with tap(llm, ["kq_soft_max", "ffn"]):
-        llm.eval(TOKENS[:40])
-    close(native_row(llm), native_row(stock), rounding(path))
 
 
 def test_pcds_twins_are_seen_too(tiny: Tiny, load: Load) -> None:
@@ -134,23 +118,15 @@ def test_numbers_that_are_put_into_a_tensor_are_what_the_rest_is_computed_from(t
     assert np.array_equal(native_row(llm), native_row(other))
 
 
-def test_an_error_while_copying_is_raised_at_the_end(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_callback_is_raised_at_the_end_and_one_inside_takes_the_tap_off(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), False)
 
-    def fail(*args: Any, **kwargs: Any) -> None:
+    def fail(name: str, array: np.ndarray, tensor: int) -> None:
         raise MemoryError("no room")
 
-    with pytest.raises(MemoryError, match="no room"), tap(llm, ["l_out"]):
-        monkeypatch.setattr("pypcd.engine._tap._copy", fail)
+    with pytest.raises(MemoryError, match="no room"), tap(llm, ["l_out"], fail):
         llm.eval(TOKENS[:5])
-        monkeypatch.undo()
-    with tap(llm, ["l_out"]) as seen:
-        llm.eval(TOKENS[5:6])
-    assert len(seen) == 3
-
-
-def test_an_error_inside_takes_the_tap_off(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False)
+    llm.reset()
     with pytest.raises(ZeroDivisionError), tap(llm, ["l_out"]) as seen:
         llm.eval(TOKENS[:5])
         raise ZeroDivisionError
@@ -195,25 +171,3 @@ def test_values_in_blocks_need_flash_attention(
     with tap(fine, ["kq_soft_max"]) as seen:
         fine.eval(TOKENS[:36])
     assert len(seen) == 3 and all(np.isfinite(part).all() for parts in seen.values() for part in parts)
-
-
-def test_a_context_with_a_callback_of_its_own_is_left_alone(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[bool] = []
-    own = llama_cpp.ggml_backend_sched_eval_callback(lambda tensor, ask, data: bool(calls.append(ask)))
-
-    class Watched(pypcd.Llama):
-        @property
-        def context_params(self) -> Any:
-            return super().context_params
-
-        @context_params.setter
-        def context_params(self, params: Any) -> None:
-            params.cb_eval = own
-            pypcd.Llama.context_params.fset(self, params)  # type: ignore[attr-defined]
-
-    llm = Watched(tiny("llama"), **SMALL)
-    with pytest.raises(pypcd.UnsupportedError, match="callback of its own"), tap(llm, ["l_out"]):
-        pass
-    llm.eval(TOKENS[:5])
-    assert calls
-    llm.close()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import llama_cpp
@@ -15,7 +13,6 @@ from conftest import TOKENS, Tiny
 
 import pypcd
 from pypcd import engine
-from pypcd.gguf import DEMO_MODEL
 from pypcd.llama import machine as machine_module
 from pypcd.llama import threads
 
@@ -45,8 +42,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 # --- what is measured ---
 
 
-@pytest.mark.parametrize("width", [1, 64, 96, 2048])
-@pytest.mark.parametrize("n_tokens", [1, 8])
+@pytest.mark.parametrize(("width", "n_tokens"), [(1, 8), (2048, 1)])
 def test_a_step_takes_time_with_every_number_of_threads(width: int, n_tokens: int) -> None:
     times = engine.step_times([1, 2], width, n_tokens, 100)
     assert list(times) == [1, 2] and min(times.values()) >= 1
@@ -57,11 +53,8 @@ def test_a_step_takes_time_with_every_number_of_threads(width: int, n_tokens: in
     ("wrong", "said"),
     [
         (([0], 64, 1), r"n_threads\[0\] is 0; allowed: 1 to 512"),
-        (([1, -1], 64, 1), r"n_threads\[1\] is -1; allowed: 1 to 512"),
         (([1, 2, 513], 64, 1), r"n_threads\[2\] is 513; allowed: 1 to 512"),  # ggml has no room for them and would end
         (([1], 0, 1), "n, n_embd, n_tokens are 1, 0, 1; allowed: at least 1"),
-        (([1], 64, 0), "n, n_embd, n_tokens are 1, 64, 0; allowed: at least 1"),
-        (([], 64, 1), "n, n_embd, n_tokens are 0, 64, 1; allowed: at least 1"),
     ],
 )
 def test_what_cannot_be_timed_is_an_error(wrong: tuple[list[int], int, int], said: str) -> None:
@@ -79,6 +72,7 @@ def test_what_cannot_be_timed_is_an_error(wrong: tuple[list[int], int, int], sai
         (2, {1: 1.0, 2: 20.0}, 1, 1),  # busy
         (2, {1: 1.0, 2: 1.2}, 2, 2),  # not 20% faster
         (2, {1: 1.0, 2: 1.21}, 1, 1),
+        (2, {1: 1.0, 2: 1274.0}, 1, 1),
         (16, {1: 9.0, 8: 1.0, 16: 0.9}, 8, 16),  # the usual: half of many cores, all of them for prompts
         (16, {1: 9.0, 8: 1.0, 16: 0.5}, 16, 16),
         (16, {1: 1.0, 8: 5.0, 16: 9.0}, 1, 1),
@@ -92,21 +86,6 @@ def test_another_number_than_the_usual_one_has_to_be_20_percent_faster(
     machine.cores, machine.times = cores, times
     best = threads.best_threads(64)
     assert best[:2] == (decode, batch) and best.why.startswith("measured: ")
-
-
-@pytest.mark.parametrize(
-    ("ratio", "why"),
-    [
-        (1.1, "measured: no other number is 20% faster"),
-        (3.44, "measured: with 2 a step would take 3.4 times as long now"),
-        (9.99, "measured: with 2 a step would take 10.0 times as long now"),
-        (1274.0, "measured: 2 would take more than 10 times as long; they wait for each other, and the cores are busy"),
-    ],
-)
-def test_the_reason_is_one_that_people_understand(ratio: float, why: str, machine: Machine) -> None:
-    """Beside busy programs a thread may wait thousands of times as long: how long exactly says nothing."""
-    machine.cores, machine.times = 2, {1: 1.0, 2: ratio}
-    assert threads.best_threads(64).why == why
 
 
 def test_what_the_model_uses_stays_unless_another_is_faster(machine: Machine) -> None:
@@ -142,12 +121,6 @@ def test_given_numbers_are_not_measured(machine: Machine) -> None:
     assert machine.measured == 0
     machine.times = {1: 1.0, 2: 9.0}
     assert threads.choose(64, None, 5)[:2] == (1, 5)
-
-
-def test_the_width_is_about_the_models(tiny: Tiny) -> None:
-    assert threads.width_of(str(tiny("llama"))) == 64
-    assert threads.width_of(str(tiny("llama", n_embd=256))) == 256
-    assert 64 <= threads.width_of(str(DEMO_MODEL)) <= 512
 
 
 # --- what a model does ---
@@ -197,27 +170,16 @@ def test_numbers_that_are_given_stay_and_so_does_the_usual_one_with_flash_attent
 @pytest.mark.parametrize(
     "pcd", [False, "evaluation=fused", "cache=separate", "window=20:perturbation=none:evaluation=fused"]
 )
-@pytest.mark.parametrize("arch", ["llama", "gemma3"])
-def test_without_flash_attention_rows_do_not_depend_on_the_number(arch: str, pcd: Any, tiny: Tiny) -> None:
+def test_without_flash_attention_rows_do_not_depend_on_the_number(pcd: Any, tiny: Tiny) -> None:
     """So a run that is repeated, or continued, may have another one."""
     rows = []
     for n in (1, 2, 3):
         options = {"n_threads": n, "n_threads_batch": n, "n_gpu_layers": 0, "flash_attn": False}
-        with contextlib.closing(pypcd.Llama(tiny(arch), pcd=pcd, n_ctx=512, **options)) as llm:
-            llm.eval((TOKENS * 5)[:300])
+        with contextlib.closing(pypcd.Llama(tiny("gemma3"), pcd=pcd, n_ctx=512, **options)) as llm:
+            llm.eval(TOKENS[:90])
             llm.eval(TOKENS[:1])
             rows.append(engine.row(llm).tolist())
     assert rows[0] == rows[1] == rows[2]
-
-
-def test_a_pickled_model_measures_where_it_is_opened_again(tiny: Tiny, machine: Machine, tmp_path: Path) -> None:
-    machine.times = {1: 1.0, 2: 20.0}
-    with contextlib.closing(pypcd.Llama(tiny("llama"), n_ctx=256, n_gpu_layers=0)) as llm:
-        assert in_force(llm) == (1, 1)
-        text: Any = pickle.dumps(llm)
-    machine.now, machine.times = machine.now + 61, {1: 2.0, 2: 1.0}
-    with contextlib.closing(pickle.loads(text)) as llm:
-        assert in_force(llm) == (2, 2)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not pin processes")

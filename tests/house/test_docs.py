@@ -15,6 +15,8 @@ import sys
 import pytest
 
 from pypcd import PCDConfig, cli, decode, evaluation
+from pypcd.settings.fields import FIELDS
+from pypcd.settings.ranges import literal
 
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "cmake"))
@@ -99,14 +101,6 @@ def test_files_that_are_named_exist(page: pathlib.Path) -> None:
         assert (ROOT / name).exists(), name
 
 
-# what else a value needs to be allowed
-BESIDE = {
-    ("perturbation", "noise"): {"cache": "shared"},
-    ("perturbation", "none"): {"window": 1},
-    ("offset_min", 2**20): {"offset_max": 2**20},
-    ("offset_max", -(2**20)): {"offset_min": -(2**20)},
-}
-
 # -- code -------------------------------------------------------------------------------------------------------------
 
 
@@ -158,9 +152,8 @@ def test_commands_parse(page: str, line: str) -> None:
     setting = getattr(args, "pcd", None)
     if setting is not None and setting != "SETTING" and not setting.endswith(".json"):
         PCDConfig.resolve(setting)
-    known = ("llama_cpp", "two-rows") if words[0] == "bench" else ()
     for name in (getattr(args, "method", None) or "").split(","):
-        if name and name not in known:
+        if name:
             decode.parse(name)
     for name in (getattr(args, "task", None) or "").split(","):
         if name:
@@ -171,21 +164,12 @@ def test_commands_parse(page: str, line: str) -> None:
 def test_settings_in_running_text_can_be_typed(page: pathlib.Path) -> None:
     for text in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page.read_text(encoding="utf-8")):
         words = text.removeprefix("pcd:").removeprefix("--pcd ").split(":")
-        if "=" in text and all(re.fullmatch(r"[a-z_]+=[\w.-]+|on|[a-z]+", word) for word in words):
-            names = {word.partition("=")[0] for word in words if "=" in word}
-            if names <= set(PCDConfig().as_dict()):
-                changes = dict(word.split("=") for word in words if "=" in word)
-                start = PCDConfig() if "=" in words[0] or words[0] == "on" else PCDConfig.preset(words[0])
-                typed = {name: literal(value) for name, value in changes.items()}
-                beside = {k: v for item in typed.items() for k, v in BESIDE.get(item, {}).items()}
-                start.replace(**{**beside, **typed})
-
-
-def literal(text: str) -> object:
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return kind(text)
-    return text
+        if "=" in text and all(re.fullmatch(r"[a-z_]+=[\w.-]+|[a-z]+", word) for word in words):
+            values = [word.split("=") for word in words if "=" in word]
+            if {name for name, _ in values} <= set(FIELDS):
+                assert "=" in words[0] or words[0] == "on" or PCDConfig.preset(words[0])
+                for name, value in values:
+                    FIELDS[name].range(name, literal(value))
 
 
 # -- docs/settings.md -------------------------------------------------------------------------------------------------

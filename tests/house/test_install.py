@@ -3,7 +3,6 @@ cure where llama-cpp-python crashes with a CPU's AMX."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -83,16 +82,6 @@ def test_a_change_builds_what_depends_on_it(name: str, installed: Project) -> No
     assert installed.lines() == BUILDS[name]
 
 
-def test_files_that_change_names_or_ends_are_others(project: Project) -> None:
-    environment, seen = project.program.Environment(project.root), set()
-    for names in (("ab", "c"), ("a", "bc"), ("abc", "")):
-        for name, text in zip(("cpp/a.cpp", "cpp/b.cpp"), names):
-            project.change(name, text)
-        seen.add(environment.now()["sources"])
-    (project.root / "cpp/b.cpp").rename(project.root / "cpp/d.cpp")
-    assert len({*seen, environment.now()["sources"]}) == 4
-
-
 def test_in_place_a_change_of_python_alone_builds_nothing(project: Project) -> None:
     """The sources run where they are, beside the compiled part of the installation, which is built when its own sources change."""
     environment = project.program.Environment(project.root)
@@ -151,25 +140,20 @@ def test_a_folder_that_was_moved_has_a_new_environment(
     assert project.lines() == [FIRST, BUILD, PACKAGE, REQUIRED]
 
 
-def test_a_stopped_environment_is_not_taken_for_a_whole_one(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.rmtree(project.root / ".venv")
-
-    def cut_off(*_: Any) -> None:
-        project.make_venv()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(project.program.Environment, "run", cut_off)
-    with pytest.raises(KeyboardInterrupt):
-        project.install()
-    assert not (project.root / ".venv").exists()
-
-
-def test_what_was_noted_may_be_cut_off(installed: Project) -> None:
-    note = installed.root / ".venv/pypcd-installed.json"
-    assert json.loads(note.read_text(encoding="utf-8"))["folder"] == str(installed.root)
-    note.write_text('{"folder": ')
+def test_what_was_stopped_half_way_is_done_again(installed: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    (installed.root / ".venv/pypcd-installed.json").write_text('{"folder": ')
     installed.install()
     assert BUILD in installed.lines()
+    shutil.rmtree(installed.root / ".venv")
+
+    def cut_off(*_: Any) -> None:
+        installed.make_venv()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(installed.program.Environment, "run", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        installed.install()
+    assert not (installed.root / ".venv").exists()
 
 
 # -- what is missing or wrong ----------------------------------------------------------------------------------------
@@ -254,8 +238,6 @@ def test_without_amx_in_the_cpu_nothing_is_probed(project: Project, tmp_path: Pa
     ("found", "told", "is_built_again"),
     [
         (["right"], "", False),
-        (["none"], "", False),
-        (["crash", "right"], "It crashes with this CPU's AMX, so it is built again\n", True),
         (
             ["wrong: logits differ by 1", "right"],
             "It computes wrongly with this CPU's AMX, so it is built again\n",
@@ -278,17 +260,6 @@ def test_a_llama_cpp_python_is_probed_and_built_again_once_if_it_fails(
     project.change("cpp/a.cpp", "y")
     project.install()
     assert project.lines("probes") == [] and project.lines() == [BUILD, PACKAGE, REQUIRED]
-
-
-def test_the_wheel_that_was_built_again_is_kept(project: Project) -> None:
-    """For a .venv that is made again with what pip's cache has."""
-    project.cpu("amx_int8")
-    project.amx("crash", "right", "crash", "right")
-    project.install()
-    project.lines()
-    project.change(".venv/pypcd-installed.json", "")
-    project.install()
-    assert project.lines() == [FIRST, AGAIN[1], BUILD, PACKAGE, REQUIRED]
 
 
 def test_one_with_other_backends_is_left_alone(project: Project, capsys: Said) -> None:
@@ -399,8 +370,6 @@ def test_a_failure_for_a_backend_says_what_it_needs(project: Project, monkeypatc
         project.install(backend="vulkan")
 
 
-@pytest.mark.parametrize("words", [["--backend"], ["--backend", "metal"]])
-def test_a_wrong_backend_is_named(words: list[str]) -> None:
-    done = subprocess.run([ROOT / "scripts/test", *words], capture_output=True, text=True, check=False)
-    said = f"the backend is '{''.join(words[1:])}'; allowed: vulkan, cuda, rpc, cpu"
-    assert done.returncode == 2 and said in done.stderr
+def test_a_wrong_backend_is_named() -> None:
+    done = subprocess.run([ROOT / "scripts/test", "--backend", "metal"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "the backend is 'metal'; allowed: vulkan, cuda, rpc, cpu" in done.stderr

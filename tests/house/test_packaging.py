@@ -68,7 +68,6 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
         yield from ((name.partition(".")[0], id(node) in inside) for name in names)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 10), reason="Python does not tell its own modules")
 def test_what_is_imported_is_required_or_an_extra_and_nothing_else_is_required() -> None:
     required = {
         package(name) for name in runpy.run_path(str(ROOT / "cmake/pin.py"))["dynamic_metadata"]("dependencies")

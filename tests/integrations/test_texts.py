@@ -244,27 +244,6 @@ def test_the_models_own_setting_is_there_again(tiny: Tiny, load: Load) -> None:
     assert all(llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(llm.ctx), i) < 0 for i in range(5))
 
 
-def test_logprobs_of_completions_are_those_of_the_rows_with_the_cut(tiny: Tiny, load: Load) -> None:
-    """What docs/settings.md says of logprobs=, with a model that has BOS: with echo and without."""
-    llm = load(tiny("llama"), "beta=1.5:relative_top=0.5", logits_all=True)
-    text, limit = "tene mu ka", 2 * contrasted(rounding(tiny("llama")) * turn(tiny("llama"), PCDConfig()), 1.5)
-    tokens = [*llm.tokenize(text.encode(), special=True)]
-    echoed, plain = (
-        llm(text, max_tokens=1, temperature=0.0, logprobs=1, echo=echo)["choices"][0]["logprobs"]["token_logprobs"]
-        for echo in (True, False)
-    )
-    (answer,) = itertools.islice(llm.generate(tokens, temp=0.0), 1)
-    llm.reset()
-    wanted = []
-    for i, token in enumerate([*tokens, answer]):
-        if i:
-            wanted.append(log_softmax(native_row(llm))[token])
-        llm.eval([token])
-    assert echoed[0] is None and echoed[1 : len(wanted)] == pytest.approx(wanted[1:], abs=limit)
-    assert plain[0] == pytest.approx(wanted[-1], abs=limit)
-    assert min(wanted[:-1]) < -55 < -10 < wanted[-1] <= 0
-
-
 # -- answers -------------------------------------------------------------------------------------------------------------
 
 PROMPTS = [TOKENS[:20], TOKENS[:40], [*TOKENS[:20], 9, 8, 7], TOKENS[50:60], TOKENS[:20], TOKENS[3:9], TOKENS[:41]]

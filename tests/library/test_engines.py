@@ -1,9 +1,10 @@
-"""Which engine a process has: pypcd's own libllama if it is installed and fits, else the stock one, and the reason said."""
+"""Which engine a process has: pypcd's own libllama if it is installed and fits, else the stock one, and the reason said; and if
+llama_cpp was imported before pypcd, a sentence that names what to do, and what was imported works on. One process per test."""
 
 from __future__ import annotations
 
+import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,24 +39,20 @@ def runs(code: str, *args: Any, engine: str = "", quiet: bool = True, **environm
 @pytest.mark.parametrize(
     ("first", "engine", "lib", "name"),
     [
-        ("import pypcd", "", "", "native"),
-        ("import pypcd", "native", "", "native"),
-        ("import pypcd", "stock", "", "stock"),
         ("import pypcd", " Stock ", "", "stock"),
-        ("import pypcd", "", STOCK, "stock"),
-        ("import llama_cpp, pypcd", "stock", "", "stock"),
         ("import llama_cpp, pypcd", "", STOCK, "stock"),
         ("import llama_cpp, pypcd\nllm = llama_cpp.Llama(sys.argv[1], verbose=False)", "stock", "", "stock"),
     ],
 )
-def test_what_is_installed_or_the_environment_decides(first: str, engine: str, lib: str, name: str, tiny: Tiny) -> None:
+def test_the_environment_decides(first: str, engine: str, lib: str, name: str, tiny: Tiny) -> None:
     environment = {"LLAMA_CPP_LIB_PATH": lib} if lib else {}
     assert runs(first + OPEN, tiny("llama"), engine=engine, **environment) == [f"{name} 1 True"]
 
 
-def test_a_process_with_the_native_library_has_both(tiny: Tiny) -> None:
+def test_what_is_installed_decides_and_a_process_with_the_native_library_has_both(tiny: Tiny) -> None:
     more = "print([opened(engine=name, pcd='window').engine for name in (None, 'native', 'stock')])"
-    assert runs("import pypcd" + OPEN + more, tiny("llama"))[1:] == ["['native', 'native', 'stock']"]
+    shown = runs("import pypcd" + OPEN + more, tiny("llama"))
+    assert shown == ["native 1 True", "['native', 'native', 'stock']"]
 
 
 def test_a_process_with_the_stock_library_says_what_the_other_is_needed_for(tiny: Tiny) -> None:
@@ -109,9 +106,72 @@ def test_without_one_the_stock_one_is_taken_in_silence(tiny: Tiny, tmp_path: Pat
     assert said.startswith("LibraryError pypcd's libllama was not found")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="llama_cpp finds its library elsewhere")
+@linux
 def test_a_stock_library_that_does_not_load_is_one_sentence(copy: Path) -> None:  # noqa: F811
     (copy / "lib/libllama.so").unlink()
     code = "sys.path.insert(0, sys.argv[1])\nimport pypcd\ntry: pypcd.Llama\nexcept ImportError as error: print(type(error).__name__, error)"
     (said,) = runs(code, copy.parent, engine="stock")
     assert said.startswith("LibraryError libllama cannot be loaded: ") and said.endswith("reinstall llama-cpp-python")
+
+
+# -- llama_cpp before pypcd --------------------------------------------------------------------------------------------
+
+OURS = Path(llama_cpp.llama_cpp._lib._name).parent
+REFUSED = """
+try:
+    import pypcd
+except ImportError as error:
+    assert type(error).__name__ == "LibraryError" and "pypcd" not in sys.modules
+    print(error)
+else:
+    raise AssertionError("it was imported")
+lib = llama_cpp.llama_cpp._lib
+assert lib._name.startswith(sys.argv[1]) and not hasattr(lib, "llama_pcd_version"), lib
+"""
+
+
+def test_its_library_is_not_replaced_and_works_on(tiny: Tiny) -> None:
+    (said,) = runs(
+        f"import llama_cpp, llama_cpp.mtmd_cpp\nllm = llama_cpp.Llama(sys.argv[2], verbose=False); llm.eval([1, 2])\n"
+        f"x = llm._ctx.get_logits()[:9]\n{REFUSED}\nllm.reset(); llm.eval([1, 2]); assert llm._ctx.get_logits()[:9] == x; llm.close()",
+        PACKAGE / "lib",
+        tiny("llama"),
+        engine="native",
+    )
+    assert re.fullmatch(
+        r"llama_cpp was imported before pypcd, so it has a libllama without PCD hooks \(.+\), which cannot be replaced now; "
+        rf"import pypcd before llama_cpp, or set LLAMA_CPP_LIB_PATH={re.escape(str(OURS))}; or PYPCD_ENGINE=stock, for settings with .+",
+        said,
+    )
+
+
+@pytest.mark.skipif(OURS.parents[1] != PACKAGE.parent, reason="llama_cpp alone does not find ggml")
+def test_the_library_that_the_sentence_names_helps(tiny: Tiny) -> None:
+    code = "import llama_cpp, pypcd\nprint(pypcd.Llama(sys.argv[1], pcd='window', n_ctx=256, n_threads=1).engine)"
+    assert runs(code, tiny("llama"), engine="native", LLAMA_CPP_LIB_PATH=str(OURS)) == ["native"]
+
+
+def test_its_log_is_quiet_and_a_programs_own_stays() -> None:
+    load = "llama_cpp.llama_model_load_from_file(b'nowhere.gguf', llama_cpp.llama_model_default_params())"
+    said = runs(f"import pypcd, llama_cpp; {load}; from pypcd import engine; print(engine.last_errors())")
+    assert "nowhere.gguf" in "".join(said)
+    own = f"""if True:
+        import llama_cpp
+        seen = []
+        callback = llama_cpp.llama_log_callback(lambda level, text, data: seen.append(text))
+        llama_cpp.llama_log_set(callback, None)
+        import pypcd
+        {load}
+        print(any(b"nowhere.gguf" in text for text in seen))"""
+    assert runs(own, engine="stock") == ["True"]
+
+
+@linux
+def test_one_that_pypcds_does_not_fit_is_told_why(copy: Path) -> None:  # noqa: F811
+    """The other reasons are in test_library.py."""
+    own = re.findall(rb"\0(\d+\.\d+\.\d+)\0", (copy / "lib/libggml-base.so").read_bytes())[0]
+    replace(copy / "lib/libggml-base.so", own + b"\0", b"9" + own[1:] + b"\0")
+    wanted = "the ggml of the installed llama-cpp-python .* is not the one that pypcd's libllama was built for"
+    code = f"sys.path.insert(0, sys.argv[2])\nimport llama_cpp\n{REFUSED}\nprint({str(OURS)!r} in open('/proc/self/maps').read())"
+    said, loaded = runs(code, copy / "lib", copy.parent, engine="native")
+    assert re.match(wanted, said) and loaded == "False"

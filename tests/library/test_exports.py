@@ -23,6 +23,7 @@ def test_what_is_public_has_a_docstring_and_can_be_pickled_by_name() -> None:
     names: dict[str, object] = {}
     exec("from pypcd import *", names)  # noqa: S102
     assert sorted(set(names) - {"__builtins__"}) == pypcd.__all__ == sorted(pypcd.__all__)
+    assert dir(pypcd) == sorted([*pypcd.__all__, "__version__"])
     assert pypcd.PCDConfig in typing.get_args(pypcd.PCDSetting)
     for name in {*pypcd.__all__} - ALIASES:
         thing = getattr(pypcd, name)
@@ -64,6 +65,7 @@ def test_errors_are_caught_by_their_ordinary_types() -> None:
         (pypcd.Llama, "pcd_for", "Llama.set_sequence_pcd"),
         (pypcd.Llama, "pcd_refusal", "Llama.check_pcd"),
         (pypcd.PCDConfig, "windowed", "PCDConfig.preset('window')"),
+        (pypcd.PCDConfig, "from_profile", "PCDConfig.resolve(path)"),
         (pypcd.PCDLogits, "over_rotated", "PCDLogits.local"),
         (pypcd.PCDStats, "n_streams", "PCDStats.n_separate"),
     ],
@@ -72,14 +74,6 @@ def test_a_former_name_says_the_present_one(of: object, old: str, new: str) -> N
     assert not hasattr(of, old)
     with pytest.raises(AttributeError, match=f"is now {re.escape(new)}"):
         getattr(of, old)
-
-
-def test_dir_shows_public_names_alone() -> None:
-    import pypcd.cli
-    import pypcd.evaluation
-
-    assert pypcd.Llama and pypcd.evaluation and pypcd.cli and "evaluation" in vars(pypcd)
-    assert dir(pypcd) == sorted([*pypcd.__all__, "__version__"])
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

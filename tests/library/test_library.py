@@ -77,7 +77,7 @@ def test_the_version_is_that_of_the_files_name() -> None:
 
 
 def test_the_installed_one_is_the_one_that_libllama_was_built_for() -> None:
-    (record,) = {path for folder in library.library_dirs() if (path := folder / "ggml.json").exists()}
+    record = next(path for folder in library.library_dirs() if (path := folder / "ggml.json").exists())
     wanted = json.loads(record.read_text(encoding="utf-8"))
     assert set(wanted) == {"version", "commit", "tensor layout"}
     assert not ggml.difference(ggml.identity(PACKAGE / "lib"), wanted)
@@ -208,7 +208,7 @@ def test_a_library_that_does_not_say_what_it_was_built_for_is_refused(tmp_path: 
     shutil.copytree(
         Path(library.__file__).parents[1], project, ignore=shutil.ignore_patterns("lib", "bin", "__pycache__")
     )
-    (lib,) = {folder for folder in library.library_dirs() if (folder / "ggml.json").exists()}
+    lib = next(folder for folder in library.library_dirs() if (folder / "ggml.json").exists())
     (project / "lib").mkdir()
     shutil.copy(lib / "libllama.so", project / "lib")
     done = run_python("import sys; sys.path.insert(0, sys.argv[1]); import pypcd; pypcd.Llama", str(tmp_path))

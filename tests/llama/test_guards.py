@@ -14,12 +14,11 @@ from typing import Any
 
 import llama_cpp
 import pytest
-from conftest import SMALL, TOKENS, Tiny
+from conftest import SMALL, TOKENS, Load, Tiny
 from own_process import run
 
 import pypcd
 
-Load = Callable[..., pypcd.Llama]
 CLOSED = "the model is closed"
 # --- after close() ---
 
@@ -56,12 +55,18 @@ USES: dict[str, str] = {  # each public method and property that needs the model
     "tokenize": "llm.tokenize(b'abc')",
     "tokenizer": "llm.tokenizer().encode('abc')",
 }
+ENGINE = (
+    "decode(llm, [(1, 0, 0, True)]); row(llm); rewind(llm, 0); copy_sequence(llm, 0, 1); "
+    "set_abort(llm, lambda: True); is_end(llm, 1); token_bytes(llm, 1); detokenize(llm, [1]); n_layer(llm); check_decoder(llm); "
+    "pcd(llm).set(None); pcd(llm).logits(0); pcd(llm).init_sampler(-1)"
+)
 LOW = {
     "llama_decode": "llama_cpp.llama_decode(llm.ctx, llama_cpp.llama_batch_init(1, 0, 1))",
     "llama_get_memory": "llama_cpp.llama_get_memory(llm.ctx)",
     "an old tokenizer": "tokenizer.encode('abc')",
     "an old tokenizer's text": "tokenizer.decode([5, 6])",
     "eval of nothing": "llm.eval([])",
+    **{f"engine.{use}": f"engine.{use}" for use in ENGINE.split("; ")},
     "a stream": "next(stream)",
     "close in a with block": "llm.__enter__()",
 }
@@ -81,10 +86,10 @@ def test_a_closed_model_says_so_whatever_is_asked(tiny: Tiny) -> None:
     tries = {**USES, **LOW}
     lines = run(
         tiny("llama"),
-        "llm = new(); llm.eval([5, 6, 7]); state = llm.save_state(); tokenizer = llm.tokenizer()\n"
+        "from pypcd import engine\nllm = new(); llm.eval([5, 6, 7]); state = llm.save_state(); tokenizer = llm.tokenizer()\n"
         "stream = llm.generate([1, 2, 3], temp=0); next(stream)\n"
         "llm.close(); llm.close()\n" + "\n".join(f"said(lambda: {use})" for use in tries.values()) + "\n"
-        "llm.reset(); llm.set_seed(3); llm.set_cache(None); print(list(llm.eval_tokens), llm.n_seq_max, llm.pcd)\n"
+        "llm.reset(); llm.set_seed(3); llm.set_cache(None); engine.set_abort(llm, None); print(list(llm.eval_tokens), llm.n_seq_max, llm.pcd)\n"
         "import pickle; again = pickle.loads(pickle.dumps(llm)); print(again.n_ctx()); again.close(); del llm, again; gc.collect()",
     )
     for name, line in zip(tries, lines):

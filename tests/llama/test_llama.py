@@ -15,7 +15,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import F32, TOKENS, Tiny, check_rows, contrasted, expected, native_row, on_stock, rounding
+from conftest import F32, TOKENS, Load, Tiny, check_rows, contrasted, expected, native_row, rounding
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_gguf import CHAT_TEMPLATE
@@ -26,60 +26,9 @@ from pypcd.decode import Session
 from pypcd.settings import formula
 from pypcd.settings.config import PRESETS
 
-Load = Callable[..., pypcd.Llama]
 T = TOKENS
-MODES = [{"cache": c, "evaluation": e} for c in ("rerotated", "shared", "separate") for e in ("fused", "alternate")]
-STOCK = [{"perturbation": "none", "window": 12, "evaluation": e} for e in ("fused", "alternate")]
-modes = pytest.mark.parametrize(
-    "mode",
-    [
-        *(pytest.param(m, id="-".join(m.values())) for m in MODES),
-        *(pytest.param(m, id=f"stock-{m['evaluation']}", marks=on_stock) for m in STOCK),
-    ],
-)
 
 # --- history leaves no trace ---
-
-
-@pytest.mark.parametrize("arch", ["llama", "qwen3"])
-@modes
-def test_a_loaded_state_gives_the_rows_of_a_fresh_evaluation(
-    mode: dict[str, str], arch: str, tiny: Tiny, load: Load
-) -> None:
-    """Whether PCD was on when it was saved, or when it is loaded."""
-    path = tiny(arch)
-    llm, plain = load(path, mode), load(path, False)
-    for saved in (llm, plain):
-        saved.eval(T[:50])
-        state = saved.save_state()
-        saved.eval(T[50:60])
-        for target, on_after in ((llm, False), (load(path, mode), False), (load(path, False), True)):
-            target.load_state(state)
-            if on_after:
-                target.pcd = mode
-            with pytest.raises(pypcd.PCDError, match="evaluate tokens first"):
-                target.pcd_logits()
-            target.eval(T[70:71])
-            check_rows(target, path, T[:50] + T[70:71])
-
-
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "stablelm"])
-@modes
-def test_a_context_shift_gives_the_rows_of_the_shorter_text(
-    mode: dict[str, str], arch: str, tiny: Tiny, load: Load
-) -> None:
-    """With one layer a key does not depend on the tokens before it, so a fresh evaluation of the text gives the same."""
-    path = tiny(arch, n_layer=1)
-    llm = load(path, mode)
-    llm.eval(T[:60])
-    memory, text = llama_cpp.llama_get_memory(llm.ctx), T[:10] + T[30:60]
-    llama_cpp.llama_memory_seq_rm(memory, 0, 10, 30)
-    llama_cpp.llama_memory_seq_add(memory, 0, 30, 60, -20)
-    llm.n_tokens = 40
-    for token in T[60:63]:
-        text = [*text, token]
-        llm.eval([token])
-        check_rows(llm, path, text)
 
 
 OTHERS = [
@@ -116,7 +65,7 @@ actions = st.one_of(
 steps = st.lists(st.tuples(actions, st.sampled_from([1, 1, 1, 9, 30])), min_size=5, max_size=10)
 
 
-@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(["llama", "qwen2vl", "stablelm"]),
     st.sampled_from([(64, 64), (7, 7), (32, 8)]),
@@ -194,7 +143,9 @@ def test_every_way_to_generate_takes_pcd_for_one_call(tiny: Tiny, load: Load, mo
     ways: list[Callable[..., Any]] = [
         lambda m, **k: m(PROMPT, **few, **k) and evaluated(m),
         lambda m, **k: m.create_completion(PROMPT, **few, **k) and evaluated(m),
+        lambda m, **k: list(m(PROMPT, stream=True, **few, **k)) and evaluated(m),
         lambda m, **k: m.create_chat_completion(messages, **few, **k) and evaluated(m),
+        lambda m, **k: list(m.create_chat_completion(messages, stream=True, **few, **k)) and evaluated(m),
         lambda m, **k: m.create_chat_completion_openai_v1(messages=messages, **few, **k) and evaluated(m),
         lambda m, **k: (
             list(m.create_chat_completion_openai_v1(messages=messages, stream=True, **few, **k)) and evaluated(m)
@@ -210,18 +161,6 @@ def test_every_way_to_generate_takes_pcd_for_one_call(tiny: Tiny, load: Load, mo
         assert on.pcd == pypcd.PCDConfig(beta=1.5) and way(on) == contrasted
 
 
-@modes
-def test_a_stream_gives_the_tokens_of_the_whole_answer(mode: dict[str, str], tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False)
-    for kwargs in ({}, {"pcd": mode}):
-        llm(PROMPT, max_tokens=24, temperature=0, **kwargs)
-        tokens = evaluated(llm)
-        chunks = list(llm(PROMPT, max_tokens=24, temperature=0, stream=True, **kwargs))
-        assert evaluated(llm) == tokens and llm.pcd is None and len(chunks) > 10
-    chunks = list(llm.create_chat_completion([{"role": "user", "content": "x"}], max_tokens=5, stream=True, pcd=mode))
-    assert len(chunks) > 1 and llm.pcd is None
-
-
 def test_the_setting_is_restored_when_a_call_fails_or_a_stream_is_abandoned(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), {"beta": 0.5})
     before = llm.pcd
@@ -231,41 +170,25 @@ def test_the_setting_is_restored_when_a_call_fails_or_a_stream_is_abandoned(tiny
     assert next(stream)
     stream.close()
     assert llm.pcd is before
-    never_read = llm(PROMPT, max_tokens=20, stream=True, pcd=False)
-    assert llm.pcd is before
-    del never_read
-    tokens = llm.generate(T[:20], pcd=False)
-    next(tokens)
-    tokens.close()
-    assert llm.pcd is before
     with pytest.raises(ValueError, match="exceed context window"):
         llm("long " * 500, pcd=False)
     assert llm.pcd is before
     with pytest.raises(ValueError, match="beta is -1"):
         llm(PROMPT, stream=True, pcd={"beta": -1})
     assert llm.pcd is before
-
-
-def test_streams_do_not_pass_their_settings_on(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), {"beta": 0.5})
-    before = llm.pcd
-    first, second = (llm(PROMPT, max_tokens=9, stream=True, pcd={"beta": beta}) for beta in (1, 2))
-    next(first), next(second)
-    with pytest.raises(pypcd.PCDError, match="this text cannot go on"):
-        list(first)  # its context holds the second text
+    stream = llm(PROMPT, max_tokens=9, stream=True, pcd={"beta": 1})
+    next(stream)
     llm.pcd = {"gamma": 7}
-    first.close()
-    second.close()
-    assert llm.pcd == before.replace(gamma=7)
+    stream.close()
+    assert llm.pcd == before.replace(gamma=7), "what was assigned meanwhile stays"
 
 
 def test_rows_are_those_of_the_setting_they_were_evaluated_with(tiny: Tiny, load: Load) -> None:
-    for base in ("paper", False):
-        llm = load(tiny("llama"), base)
-        llm(PROMPT, max_tokens=3, temperature=0, pcd={"beta": 1.0, "gamma": 5})
-        rows = llm.pcd_logits()
-        wanted = formula.contrast(rows.standard, rows.local, beta=1.0, gamma=5)
-        np.testing.assert_allclose(rows.contrasted, wanted, rtol=1e-5, atol=1e-5)
+    llm = load(tiny("llama"), False)
+    llm(PROMPT, max_tokens=3, temperature=0, pcd={"beta": 1.0, "gamma": 5})
+    rows = llm.pcd_logits()
+    wanted = formula.contrast(rows.standard, rows.local, beta=1.0, gamma=5)
+    np.testing.assert_allclose(rows.contrasted, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_repeated_prompt_reuses_its_prefix_and_gives_the_same_tokens(tiny: Tiny, load: Load) -> None:
@@ -301,12 +224,11 @@ settings_of_all_kinds = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("temperature", [0, 2])
 @settings_of_all_kinds
-def test_a_grammar_beats_the_plausibility_cut(setting: str, temperature: float, tiny: Tiny, load: Load) -> None:
+def test_a_grammar_beats_the_plausibility_cut(setting: str, tiny: Tiny, load: Load) -> None:
     """A grammar's tokens need not be among the best gamma; they are still found, in the order of L."""
     grammar = llama_cpp.LlamaGrammar.from_string('root ::= ("7" | "x") "-" [0-9] [0-9] [0-9] "!"', verbose=False)
-    answer = load(tiny("llama"))(PROMPT, max_tokens=30, temperature=temperature, grammar=grammar, pcd=setting)
+    answer = load(tiny("llama"))(PROMPT, max_tokens=30, temperature=2, grammar=grammar, pcd=setting)
     assert re.fullmatch(r"[7x]-\d{3}!", text_of(answer)), text_of(answer)
 
 
@@ -349,17 +271,6 @@ def test_logprobs_are_those_of_the_contrasted_distribution(tiny: Tiny, load: Loa
         row = llm.pcd_logits(len(prompt) - 1 + k).contrasted.astype(np.float64)
         best = -np.log(np.exp(row - row.max()).sum())
         assert logprob == pytest.approx(best, abs=limit) == max(top.values())
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_logprobs_of_tokens_that_are_not_plausible_can_be_read(preset: str, tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), f"{preset}:min_context=0", logits_all=True)
-    llm(PROMPT, max_tokens=1, temperature=0)
-    order = np.argsort(native_row(llm), kind="stable")
-    bias = {str(token): 100 for token in order[order > 2][:2]}  # the least probable ones
-    answer = llm(PROMPT, max_tokens=1, temperature=0, logprobs=llm.n_vocab(), logit_bias=bias)["choices"][0]["logprobs"]
-    assert -99 < answer["token_logprobs"][0] < -59
-    assert -99 < min(answer["top_logprobs"][0].values())
 
 
 def test_a_logits_processor_sees_the_contrasted_row(tiny: Tiny, load: Load) -> None:
@@ -446,11 +357,9 @@ def test_repr_says_what_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("options", "warns"),
     [
-        ({"n_ctx": 2048}, False),
         ({"n_ctx": 2304}, True),
         ({"n_ctx": 4096, "n_seq_max": 2}, False),
         ({"n_ctx": 4096, "rope_freq_scale": 0.5}, False),
-        ({"n_ctx": 4096, "rope_scaling_type": 2}, False),
     ],
 )
 def test_a_context_beyond_what_the_model_was_trained_for_is_said(caplog, options, warns):
@@ -459,17 +368,7 @@ def test_a_context_beyond_what_the_model_was_trained_for_is_said(caplog, options
     assert ("the model was trained for 2048" in caplog.text) is warns
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "paper",
-        "window:window=16",
-        "window:window=16:relative_top=0.5",
-        "unsure:min_context=0:min_first_entropy=0",
-        "beta=0",
-        False,
-    ],
-)
+@pytest.mark.parametrize("setting", ["paper", "window:window=16:relative_top=0.5", "beta=0", False])
 @pytest.mark.parametrize("temp", [0.0, 1.5])
 def test_the_last_answer_is_counted_as_its_rows_say(setting, temp):
     """Beside a loop that reads the rows of each step itself."""

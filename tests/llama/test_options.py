@@ -18,7 +18,6 @@ WRITTEN: dict[str, tuple[Any, set[str]]] = {  # the method of llama_cpp.Llama, a
     "Chat": (llama_cpp.Llama.create_chat_completion, {"messages", "stream"}),
     "Generation": (llama_cpp.Llama.generate, {"tokens"}),
     "Sample": (llama_cpp.Llama.sample, set()),
-    "FromHub": (llama_cpp.Llama.from_pretrained, {"repo_id", "filename"}),
 }
 
 
@@ -34,9 +33,4 @@ def typed(name: str) -> dict[str, Any]:
 def test_the_names_are_those_of_llama_cpp(name: str) -> None:
     method, named = WRITTEN[name]
     theirs = set(inspect.signature(method).parameters) - {"self", "kwargs"} - named
-    ours = set(typed(name))
-    assert ours == (theirs | set(typed("OpeningWithOurs")) if name == "FromHub" else theirs)
-
-
-def test_what_pypcd_names_itself_is_known_where_it_is_passed_on() -> None:
-    assert set(typed("OpeningWithOurs")) == set(typed("Opening")) | NAMED - {"model_path"}
+    assert set(typed(name)) == theirs

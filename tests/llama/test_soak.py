@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import SANITIZED, Tiny, close, rounding
+from conftest import SANITIZED, Load, Tiny, close, rounding
 
 import pypcd
 
-Load = Callable[..., pypcd.Llama]
-N_TOKENS = int(os.environ.get("PYPCD_SOAK_TOKENS", "2000"))
-CHECK_EVERY = 500
+N_TOKENS = int(os.environ.get("PYPCD_SOAK_TOKENS", "1000"))
+CHECK_EVERY = 250
 
 
 def resident_bytes() -> int:
@@ -36,16 +34,15 @@ def same_rows_afresh(llm: pypcd.Llama, fresh: pypcd.Llama, text: list[int], limi
     assert np.abs(got.standard - got.local).max() > 0.05
 
 
-@pytest.mark.parametrize("n_layer", [1, 3], ids=["with-shifts", "without-shifts"])
 @pytest.mark.parametrize("evaluation", ["fused", "alternate"])
 @pytest.mark.parametrize("cache", ["rerotated", "shared", "separate"])
 def test_a_context_in_long_use_gives_the_rows_of_a_fresh_one(
-    cache: str, evaluation: str, n_layer: int, tiny: Tiny, load: Load
+    cache: str, evaluation: str, tiny: Tiny, load: Load
 ) -> None:
     """With one layer keys do not depend on earlier tokens, so a fresh evaluation of the shifted text gives the same.
 
     Memory may grow during the first quarter, while buffers find their size; after that it may not."""
-    path, rng = tiny("llama", n_layer=n_layer), random.Random(5)
+    path, rng = tiny("llama", n_layer=1), random.Random(5)
     setting: dict[str, Any] = {"cache": cache, "evaluation": evaluation}
     llm, fresh = load(path, setting), load(path, setting)
     memory, text, at_first = llama_cpp.llama_get_memory(llm.ctx), [1], 0
@@ -53,13 +50,13 @@ def test_a_context_in_long_use_gives_the_rows_of_a_fresh_one(
     llm.eval(text)
     for step in range(1, N_TOKENS + 1):
         dice = rng.random()
-        if len(text) > 240 and n_layer == 1:  # as chat programs do: keep the beginning, drop a half, move the rest
+        if len(text) > 240:  # as chat programs do: keep the beginning, drop a half, move the rest
             n_drop = (len(text) - 8) // 2
             llama_cpp.llama_memory_seq_rm(memory, 0, 8, 8 + n_drop)
             llama_cpp.llama_memory_seq_add(memory, 0, 8 + n_drop, len(text), -n_drop)
             text = text[:8] + text[8 + n_drop :]
             llm.n_tokens = len(text)
-        elif len(text) > 240 or dice < 0.005:  # another prompt with the same beginning
+        elif dice < 0.005:  # another prompt with the same beginning
             text = text[: rng.randrange(1, len(text) + 1)]
             llm.n_tokens = len(text)
             more = [rng.randrange(3, 384) for _ in range(rng.randrange(1, 40))]

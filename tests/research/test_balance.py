@@ -12,9 +12,7 @@ import pytest
 
 from pypcd.evaluation import GROUPS, Directory, Plan, paired
 from research.balance import (
-    CHATS,
     LONG,
-    READING,
     RETRIEVAL,
     SHORT_PROMPTS,
     GainLoss,
@@ -22,7 +20,6 @@ from research.balance import (
     balance,
     balance_csv,
     balance_markdown,
-    group_of,
     read_run,
 )
 
@@ -40,15 +37,6 @@ def scored(scores: dict[tuple[str, int, int], tuple[float, ...]], methods: tuple
 
 def run_of(scores: dict[tuple[str, int, int], tuple[float, ...]], name: str = "m") -> Run:
     return Run(name, METHODS, scored(scores))
-
-
-def test_cells_belong_to_groups() -> None:
-    assert group_of("kv-short", 300) == group_of("niah-multikey-2", 6000) == group_of("vt", 600) == RETRIEVAL
-    assert group_of("everyday-sort", 300) == SHORT_PROMPTS
-    assert group_of("everyday-sort", 301) == group_of("everyday-sort-behind", 1000) == LONG
-    assert group_of("reading-hops", 600) == READING and group_of("chat-earlier", 1000) == CHATS
-    assert group_of("longbench-qasper", 4000) is None
-    assert {group_of(task, 300) for task in GROUPS["everyday"] + GROUPS["everyday-behind"]} == {SHORT_PROMPTS}
 
 
 def test_a_group_is_pooled_over_its_questions() -> None:
@@ -81,13 +69,6 @@ def test_a_group_is_pooled_over_its_questions() -> None:
     first = balance(run, "first")
     assert [row.groups.keys() for row in first] == [{RETRIEVAL}] * 3 and first[1].groups[RETRIEVAL].losses == 1
     assert balance(run, None)[1].groups[RETRIEVAL].n == 5
-
-
-def test_an_answer_without_greedys_is_not_counted() -> None:
-    records = scored({("kv", 600, 1): (0, 1, 1), ("kv", 600, 3): (1, 0, 1)})
-    del records["kv", 600, 3, "greedy"]
-    rows = balance(Run("m", METHODS, records))
-    assert [row.groups[RETRIEVAL].n for row in rows] == [1, 1, 1] and rows[1].groups[RETRIEVAL].difference == 100
 
 
 def with_losses(short: int, long: int, n: int = 400, plain: float = 1.0) -> GainLoss:

@@ -136,22 +136,6 @@ def test_a_prompt_stays_in_the_cache_for_the_same_rows_and_for_no_others(tiny: T
         assert (after.n_evaluated, after.tokens) == (n_first, plain.tokens), "under other ratios it is another prompt"
 
 
-@pytest.mark.parametrize("name", ["ms-poe", "ms-poe-outlier"])
-def test_beams_share_the_prompt_and_its_order(name: str, tiny: Tiny, load: Load) -> None:
-    """The best of two beams is at least as probable as the greedy answer, according to the reference."""
-    path = tiny("llama", n_layer=4)
-    llm = load(path, False, n_seq_max=5)
-    greedy, beam = (parse(name + search).generate(llm, "one two three", max_tokens=4) for search in ("", "+beam:2"))
-    tokens = llm.tokenize(b"one two three", special=False)
-    heads = Heads(outliers=name.endswith("outlier"))
-
-    def score(answer: tuple[int, ...]) -> float:
-        rows = reference(path).with_heads([*tokens, *answer], heads, len(tokens))[len(tokens) - 1 : -1]
-        return float(np.log(softmax(rows)[np.arange(len(answer)), answer]).sum()) / len(answer)
-
-    assert score(beam.tokens) >= score(greedy.tokens) - 1e-4
-
-
 # --- early exits ---
 
 EXIT_CASES: list[tuple[str, dict[str, Any]]] = [
@@ -236,13 +220,9 @@ def test_candidates_are_hugging_faces() -> None:
 
     assert low(32, False) == (0, 2, 4, 6, 8, 10, 12, 14)
     assert high(32, False) == high(32, True) == (16, 18, 20, 22, 24, 26, 28, 30)
-    assert low(16, True) == (2, 4, 6) and high(16, True) == (8, 10, 12, 14)
-    assert low(40, False) == tuple(range(0, 20, 2)) and high(40, False) == tuple(range(20, 40, 2))
     assert low(41, True) == tuple(range(2, 20, 2)) and high(41, False) == tuple(range(21, 41, 2))
     assert low(80, False) == tuple(range(0, 20, 2)) and high(80, False) == tuple(range(60, 80, 2))
-    assert low(1, False) == low(1, True) == (0,)
-    assert low(2, True) == (1,) and low(2, False) == (0,)
-    assert low(4, True) == low(5, True) == (2,)
+    assert low(1, False) == low(1, True) == (0,) and low(2, True) == (1,) and low(4, True) == (2,)
     assert candidate_layers((16, 2, 40), 32, tied=True) == (16, 2)
     with pytest.raises(ValueError, match="layers='low' leaves no candidate in a model of 3 layers and the embeddings"):
         low(3, True)
@@ -316,19 +296,13 @@ def test_another_prompt_has_another_order_and_keeps_it_whatever_is_set_meanwhile
     assert again.n_evaluated == 0 and again.tokens == first.tokens
 
 
-def test_ratios_near_1_are_nearly_the_model_and_of_1_the_model_to_the_bit(tiny: Tiny, load: Load) -> None:
+def test_ratios_of_1_are_the_model_to_the_bit_and_equal_ones_a_scale_of_all_positions(tiny: Tiny, load: Load) -> None:
     path = tiny("llama", n_layer=4, rope_freqs=np.linspace(1, 3, 8))
     llm, stock = load(path, False), load(path, False)
     stock.eval(TOKENS[:50])
-    for ratio in (1 + 1e-6, 1):
-        engine.clear(llm)
-        with ratios(llm, ratio, ratio, 0):
-            llm.eval(TOKENS[:50])
-        close(native_row(llm), reference(path).standard(TOKENS[:50])[-1], tolerance(path))
+    with ratios(llm, 1, 1, 0):
+        llm.eval(TOKENS[:50])
     assert np.array_equal(native_row(llm), native_row(stock))
-
-
-def test_equal_ratios_are_a_scale_of_all_positions(tiny: Tiny, load: Load) -> None:
     path = tiny("qwen2", n_layer=4)
     llm, stock = load(path, False), load(path, False, rope_freq_scale=0.5)
     stock.eval(TOKENS[:60])
@@ -374,12 +348,10 @@ def test_afterwards_the_models_own_rows_are_stocks_to_the_bit(
 Of = dict[str, Any]  # how a model is written and loaded
 REFUSED: list[tuple[str, str, Of, str]] = [
     ("dola-low", "gemma3", {}, "no candidate in a model of 3 layers"),  # whose head is the embeddings'
-    ("dola:7", "gemma3", {}, "no candidate in a model of 3 layers"),
     ("dola:1+beam:2", "gemma3", {}, "one answer at a time"),
     ("dola:1", "llama", {"n_embd": 128, "flash_attn": True, **Q8}, "needs flash attention"),
-    ("ms-poe", "llama", {"n_embd": 128, "flash_attn": True, **Q8}, "needs flash attention"),
     ("ms-poe:first_layer=9", "llama", {}, "first_layer is 9, allowed: 0 to 2"),
-    *(("ms-poe:first_layer=0", arch, {}, "no rotary positions") for arch in ("gpt2", "bloom", "mamba")),
+    *(("ms-poe:first_layer=0", arch, {}, "no rotary positions") for arch in ("bloom", "mamba")),
     ("ms-poe:first_layer=0", "qwen2vl", {}, "M-RoPE"),
     ("ms-poe:first_layer=0", "deepseek2", {}, "MLA"),
     ("ms-poe:first_layer=0", "starcoder", {}, "head by head: .*does not show them"),  # which rotates in name only
@@ -408,31 +380,16 @@ def test_what_a_model_cannot_do_is_refused_and_leaves_it_as_it_was(
     ("name", "why"),
     [
         ("dola", "dola-low"),
-        ("dola:low", "layers is 'low'"),
         ("dola:2:2", "each layer once"),
         ("dola-low:3", "write dola:3"),
-        ("dola-low:layers=3", "'layers'"),
-        ("dola-low:relative_top=2", "relative_top is 2"),
-        ("dola-low:relative=2", "did you mean 'relative_top'"),
         ("dola-low+pcd", "two parts of one kind"),
-        ("ms-poe:min_ratio=0", "min_ratio is 0"),
         ("ms-poe:max_ratio=1", "max_ratio is 1; .* min_ratio"),
-        ("ms-poe:first_layer=-1", "first_layer is -1"),
         ("ms-poe:order=outlier", "'order'"),
-        ("ms-poe:ratio=2", "did you mean"),
     ],
 )
 def test_wrong_names_are_errors(name: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         parse(name)
-
-
-@pytest.mark.parametrize("wrong", [{"layers": ()}, {"layers": (-1,)}, {"layers": (True,)}, {"layers": "middle"}])
-def test_layers_are_numbers(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="layers is .*; allowed"):
-        DoLa(**wrong)
-    with pytest.raises(ValueError, match="'static', 'outlier'"):
-        MsPoE(order="random")
 
 
 def test_what_exits_and_ratios_cannot_do_is_said(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,15 +13,13 @@ pytest.importorskip("matplotlib")
 import matplotlib
 from matplotlib.backend_bases import RendererBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from runs import made_up
 from test_salience import reading
 
-from pypcd.evaluation import plots
+from pypcd.evaluation import Plan, Row, plots, rows
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import MARGIN
-from pypcd.explain.places import Mark, Reading
-from pypcd.explain.steps import Candidate, Step
 from research import figures
 from research.balance import LONG, RETRIEVAL, SHORT_PROMPTS, Run, balance
 from research.decay import Decay, grid
@@ -61,39 +59,6 @@ def a_spectrum() -> Figure:
 FIGURES["spectrum"] = a_spectrum
 
 
-def a_step(chosen: str = '"28"', plain: str = '"71"') -> Step:
-    def candidate(text, before, rank_before, local, after, rank_after) -> Candidate:
-        is_chosen = rank_after == 1
-        return Candidate(0, text, before, rank_before, local, after, rank_after, is_chosen, is_chosen)
-
-    return Step(
-        0,
-        chosen,
-        (
-            candidate(chosen, 0.25, 2, 0.01, 0.875, 1),
-            candidate('"third"', 0.05, 4, 0.1, 0.1, 2),
-            candidate('"fourth"', 0.02, 5, 0.0, 0.0, None),
-            candidate('"second"', 0.06, 3, 0.05, 0.0, 7),
-            candidate(plain, 0.5, 1, 0.75, 0.005, 9),
-        ),
-        True,
-    )
-
-
-RIGHT = Mark("PCD", True, "28-11", (range(12, 15),), "Amy is 28-11.")
-WRONG = Mark("plain", False, "71-00", (range(31, 34),), "Bob is 71-00.")
-
-
-def a_token(
-    *marks: Mark, n: int = 40, seen: tuple[range, ...] = (range(4), range(24, 40)), end: str = "It is"
-) -> Figure:
-    step, reading = a_step(), Reading(n, seen, end, marks)
-    return plots.decisive_token(step, "71-00", "28-11", reading, beta=1.5, is_right=(False, True))
-
-
-FIGURES["decisive token"] = lambda: a_token(RIGHT, WRONG)
-
-
 def a_run(name: str = "model", n: int = 60) -> Run:
     """Settings that gain and lose: one far beyond the axes, several close together, more than there are colours."""
     right = {"greedy": (20, 45, 45), "pcd:paper": (5, 6, 2), "control": (18, 44, 43), "pcd:window": (32, 38, 35)}
@@ -109,6 +74,16 @@ def a_run(name: str = "model", n: int = 60) -> Run:
     return Run(name, tuple(right), records)
 
 
+EVALUATED = Plan("m.gguf", ("kv",), ("greedy", "gains", "same", "loses"), (100, 200), n=40)
+
+
+def compared() -> list[Row]:
+    """One method that is right where greedy is not, one that never differs, and one that is always wrong."""
+    right = {"greedy": (0, 20), "gains": (0, 40), "same": (0, 20), "loses": (0, 0)}
+    return rows(EVALUATED, made_up(EVALUATED, lambda method, i: float(i in range(*right[method]))))
+
+
+FIGURES["differences"] = lambda: plots.differences(compared())
 FIGURES["balances"] = lambda: figures.balances(
     [*balance(a_run()), *balance(a_run("Some-Model-3.1-8B-Instruct-abliterated.$Q4_K_M"))]
 )
@@ -140,116 +115,20 @@ def test_bars_are_the_counts_in_percent() -> None:
     assert [round(bar.get_height()) for bar in mine] == [75, 0, 25, 0, 0, 0, 0, 0]
 
 
-def test_a_decisive_tokens_bars_are_its_probabilities() -> None:
-    _, *panels = FIGURES["decisive token"]().axes
-    shown = [[round(bar.get_width(), 6) for bar in axes.patches] for axes in panels]
-    # the token of plain decoding, PCD's, the two likeliest others, and what is left of 100%
-    assert shown == [[50, 25, 6, 5, 14], [75, 1, 5, 10, 9], [0.5, 87.5, 0, 10, 2]]
-    labels = [label.get_text() for label in panels[0].get_yticklabels()]
-    assert labels == ['"71"', '"28"', '"second"', '"third"', "all others"]
-    assert [text.get_text() for text in panels[0].texts] == ["50.0%", "25.0%", "6.0%", "5.0%", "14.0%"]
-    assert panels[2].get_title(loc="left") == "2.5 L − 1.5 L*\nafter the contrast"
-    labels = [axes.get_xlabel() for axes in panels]
-    assert "✗ 71-00 (wrong)" in labels[0] and "✓ 28-11 (right)" in labels[2]
-    two = [bar.get_facecolor() for bar in panels[0].patches[:2]]
-    assert two[0] != two[1] and panels[0].patches[0].get_hatch() and not panels[0].patches[1].get_hatch()
-
-
-def lane(figure: Figure, y: int) -> list[tuple[float, float, str]]:
-    """What is drawn in the lane of L (1) or of L* (0): where it begins and ends, and its colour, or that of its dotted outline."""
-    bars = [bar for bar in figure.axes[0].patches if bar.get_y() + bar.get_height() / 2 == pytest.approx(y)]
-    looks = [
-        f": {to_hex(bar.get_edgecolor())}" if bar.get_linestyle() == ":" else to_hex(bar.get_facecolor())
-        for bar in bars
-    ]
-    ends = [(round(bar.get_x(), 6), round(bar.get_x() + bar.get_width(), 6)) for bar in bars]
-    return [(*end, look) for end, look in zip(ends, looks)]
-
-
-GREY, WHITE = "#d1d1d1", "#ffffff"
-BLUE, RED = plots.BLUE.lower(), plots.VERMILLION.lower()
-
-
-def test_a_lane_shows_what_its_evaluation_sees_and_the_answers_in_it() -> None:
-    figure = a_token(RIGHT, WRONG)
-    assert lane(figure, 1) == [(0, 40, WHITE), (0, 40, GREY), (12, 15, BLUE), (31, 34, RED)]
-    assert lane(figure, 0) == [
-        (0, 40, WHITE), (0, 4, GREY), (24, 40, GREY), (12, 15, f": {BLUE}"), (31, 34, RED)
-    ]  # fmt: skip
-    strip, *panels = figure.axes
-    assert strip.get_xlim() == (0, 40) and [label.get_text() for label in strip.get_yticklabels()] == [
-        "L sees",
-        "L* sees",
-    ]
-    assert strip.get_title(loc="left") == "The text so far: L sees all 40 tokens, L* only the first 4 and the last 16"
-    assert strip.get_xlabel() == "The next token, after “It is”:"
-    colours = {text.get_text(): to_hex(text.get_color()) for text in strip.texts}
-    assert colours.pop("not seen") and colours == {
-        "the right answer: Amy is 28-11.": BLUE,
-        "plain decoding writes: Bob is 71-00.": RED,
-    }
-    names = [to_hex(label.get_color()) for label in panels[0].get_yticklabels()[:2]]
-    assert names == [RED, BLUE]  # those of the rows
-    # an answer that the window cuts is seen in part
-
-    figure = a_token(Mark("PCD", True, "28-11", (range(22, 26),), "28-11"))
-    assert lane(figure, 0)[3:] == [(22, 26, f": {BLUE}"), (24, 26, BLUE)]
-    assert lane(figure, 1)[2:] == [(22, 26, BLUE)]
-
-
-@pytest.mark.parametrize(
-    ("seen", "title"),
-    [
-        ((range(40),), "L and L* see all 40 tokens"),
-        ((range(30, 40),), "L sees all 40 tokens, L* only the last 10"),
-        ((range(1), range(39, 40)), "L sees all 40 tokens, L* only the first 1 and the last 1"),
-    ],
-)
-def test_the_heading_says_what_is_seen(seen: tuple[range, ...], title: str) -> None:
-    figure = a_token(RIGHT, seen=seen)
-    strip = figure.axes[0]
-    assert strip.get_title(loc="left") == f"The text so far: {title}"
-    shown = [text.get_text() for text in strip.texts]
-    assert ("not seen" in shown) == (len(seen[0]) < 40)
-    assert [part[:2] for part in lane(figure, 0) if part[2] == GREY] == [(part.start, part.stop) for part in seen]
-
-
-def test_an_answer_that_is_not_in_the_prompt_or_in_it_more_than_once() -> None:
-    nowhere, twice = Mark(None, True, "1234"), Mark("plain", False, "71", (range(2, 3), range(31, 32)), "Bob is 71.")
-    figure = a_token(nowhere, twice)
-    shown = [text.get_text() for text in figure.axes[0].texts]
-    assert "the right answer, 1234, does not stand in the prompt" in shown
-    assert "plain decoding writes, 2 times: Bob is 71." in shown
-    assert [part[:2] for part in lane(figure, 0) if part[2] == RED] == [(2, 3), (31, 32)]
-
-
-def test_answers_in_a_very_long_prompt_can_be_seen() -> None:
-    n = 200_000
-    right, wrong = (Mark(w, w == "PCD", "28", (range(at, at + 1),), "28") for w, at in (("PCD", 9), ("plain", n - 1)))
-    figure = a_token(right, wrong, n=n, seen=(range(4), range(n - 64, n)))
-    assert lane(figure, 1)[2:] == [(9, 9 + 0.006 * n, BLUE), (0.994 * n, n, RED)]
-    assert lane(figure, 0)[3] == (9, 9 + 0.006 * n, f": {BLUE}")
-
-
-@pytest.mark.parametrize(
-    ("around", "at"), [("漢字 $ and a long beginning ", 0), ("$x$_^ \\frac{ ", 20), ("W" * 30, 39), ("word ", 0)]
-)
-def test_texts_that_no_font_has_or_that_look_like_formulas_are_drawn_as_they_are(
-    around: str, at: int, tmp_path
-) -> None:
-    step = a_step('"$a$ and a very long token"', '"\u202e漢字$\\frac"')
-    marks = (Mark(w, w == "PCD", "28", (range(at, at + 1),), around * 4 + "28") for w in ("PCD", "plain"))
-    reading = Reading(40, (range(4), range(24, 40)), around * 40, tuple(marks))
-    figure = plots.decisive_token(step, "漢字" * 9 + " $x", "\\frac$ $" * 9, reading, beta=1)
-    plots.save(figure, tmp_path / "a.png")  # a missing glyph would be a warning, and a warning an error here
-    strip, *panels = figure.axes
-    names = [label.get_text() for label in panels[0].get_yticklabels()]
-    assert names[0].startswith('"\\u202e') and names[1].startswith('"$a$ and a') and max(map(len, names)) <= 12
-    renderer = drawn(figure)
-    boxes = apart(renderer, [strip.title, strip._left_title, strip.xaxis.label, *strip.texts])
-    for axes in panels:
-        boxes += apart(renderer, [*axes.get_yticklabels(), axes.xaxis.label, *axes.texts])
-    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 + 1 and box.y0 >= 0 for box in boxes)
+def test_a_difference_is_a_point_with_its_interval() -> None:
+    table, figure = compared(), plots.differences(compared())
+    assert [axes.get_title() for axes in figure.axes] == [f"kv\n{n} tokens, greedy 50.0%" for n in (100, 200)]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["gains", "same", "loses"]
+    for axes, length in zip(figure.axes, (100, 200)):
+        lines = [(*map(float, line.get_xdata()), line.get_marker()) for line in axes.lines[1:]]
+        wanted = {row.method: row.paired for row in table if row.length == length}
+        looks = {"gains": "^", "same": "o", "loses": "v"}
+        assert lines == [
+            part
+            for name, marker in looks.items()
+            for part in ((wanted[name].low, wanted[name].high, "None"), (wanted[name].difference, marker))
+        ]
+        assert (wanted["gains"].difference, wanted["same"].difference, wanted["loses"].difference) == (50, 0, -50)
 
 
 def test_a_balance_is_a_point_with_both_intervals() -> None:
@@ -280,7 +159,7 @@ def test_a_balance_is_a_point_with_both_intervals() -> None:
         assert band.get_x() == -MARGIN and band.get_x() + band.get_width() == axes.get_xlim()[1]
 
 
-def drawn(figure: Figure) -> RendererBase:
+def rendered(figure: Figure) -> RendererBase:
     """Labels are known, and have places, once a figure has been drawn."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
@@ -296,7 +175,7 @@ def apart(renderer: RendererBase, texts: Iterable[Any]) -> list[Any]:
 
 def test_texts_of_balances_do_not_touch() -> None:
     figure = FIGURES["balances"]()
-    renderer = drawn(figure)
+    renderer = rendered(figure)
     for axes in figure.axes:
         ticks = [*axes.get_xticklabels(), *axes.get_yticklabels()]
         apart(renderer, [t for t in ticks if t.get_text()])

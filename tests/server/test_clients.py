@@ -1,4 +1,4 @@
-"""Each client with `pypcd serve`: what it asks, streams, calls and refuses is what the server does for a plain request.
+"""Clients of `pypcd serve`: what each asks, streams, calls and refuses is what the server does for a plain request; docs/serve.md's programs.
 
 What the server does is held to pypcd.Llama in test_serve.py, so that here its own answer to the same prompt and setting is the oracle.
 """
@@ -6,22 +6,25 @@ What the server does is held to pypcd.Llama in test_serve.py, so that here its o
 from __future__ import annotations
 
 import base64
+import contextlib
+import io
 import json
-from collections.abc import Iterable, Iterator
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from clients import LOOK_UP, check_call, package
 from serving import PROMPTS, N, ask, complete, ready
+from test_cli_serve import greeting, serving
 
 from pypcd.server import Server
 
 pytest_plugins = ["serving", "clients"]  # fixtures
-pytestmark = [
-    pytest.mark.usefixtures("offline", "loop", "collected"),
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # some clients cannot be closed
-    pytest.mark.filterwarnings("ignore:Item .* on TypedDict class .*ReadOnly:UserWarning"),  # of pydantic
-]
+pytestmark = pytest.mark.usefixtures("offline", "collected")
 
 Answer = tuple[str, bool]  # its text, and whether it came to its end
 Call = tuple[str, Any]  # a tool's name, and the arguments
@@ -103,22 +106,6 @@ class Responses(OpenAI):
         yield done.name, json.loads(done.arguments)
 
 
-class LiteLLM(OpenAI):
-    def __init__(self, server: Server) -> None:
-        self.package, self.server = package("litellm"), server
-        self.package.telemetry, self.package.suppress_debug_info = False, True
-        self.refused = self.package.BadRequestError
-
-    def create(self, prompt: str, setting: Any = None, model: str = "demo", **more: Any) -> Any:
-        given = {"temperature": 0, "max_tokens": N, "api_key": "none", "max_retries": 0, **more}
-        body = {"extra_body": pcd(setting)} if pcd(setting) else {}
-        to = {"model": f"openai/{model}", "api_base": f"{self.server.url}/v1"}
-        return self.package.completion(**to, messages=messages(prompt), **body, **given)
-
-    def sentence(self, error: Any) -> str:
-        return error.message
-
-
 class Anthropic:
     """/v1/messages. The temperature is sent in `extra_body`, since newer versions of the package have no parameter for it."""
 
@@ -159,48 +146,10 @@ class Anthropic:
         return error.body["error"]["message"]
 
 
-class LangChain:
-    def __init__(self, server: Server) -> None:
-        self.package, self.server = package("langchain_openai"), server
-        self.refused = package("openai").BadRequestError
-
-    def model(self, setting: Any = None, **more: Any) -> Any:
-        given = {"model": "demo", "temperature": 0, "max_tokens": N, "api_key": "none", "max_retries": 0, **more}
-        body = {"extra_body": pcd(setting)} if pcd(setting) else {}
-        return self.package.ChatOpenAI(base_url=f"{self.server.url}/v1", **body, **given)
-
-    def told(self, message: Any) -> Answer:
-        return message.content, message.response_metadata["finish_reason"] == "stop"
-
-    def ask(self, prompt: Any, setting: Any = None, model: str = "demo") -> Answer:
-        return self.told(self.model(setting, model=model).invoke(prompt))
-
-    def stream(self, prompt: str, setting: Any = None, model: str = "demo") -> Answer:
-        return self.told(whole(self.model(setting, model=model).stream(prompt)))
-
-    def calls(self, prompt: str, setting: Any) -> Iterator[Call]:
-        asked = self.model(setting, max_tokens=200)
-        bound = asked.bind_tools([TOOL], tool_choice="required", parallel_tool_calls=False)
-        for message in (bound.invoke(prompt), whole(bound.stream(prompt))):
-            (call,) = message.tool_calls
-            yield call["name"], call["args"]
-
-    def sentence(self, error: Any) -> str:
-        return error.body["message"]
-
-
-def whole(stream: Iterable[Any]) -> Any:
-    """The message that LangChain's parts of one add up to."""
-    first, *parts = stream
-    for part in parts:
-        first += part
-    return first
-
-
 # -- what each does ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[OpenAI, Responses, Anthropic, LangChain, LiteLLM])
+@pytest.fixture(params=[OpenAI, Responses, Anthropic])
 def client(server: Server, request: pytest.FixtureRequest) -> Any:
     return request.param(server)
 
@@ -234,7 +183,7 @@ def test_a_wrong_setting_is_a_bad_request_with_the_sentence(
         assert message in client.sentence(error.value)
 
 
-@pytest.mark.parametrize("kind", [OpenAI, Responses, Anthropic, LangChain, LiteLLM])
+@pytest.mark.parametrize("kind", [OpenAI, Responses, Anthropic])
 def test_a_forced_call_has_its_schema_also_in_a_stream(kind: Any, tools: Server) -> None:
     for setting in (False, "cautious", STRONG):
         call, again = kind(tools).calls(PROMPTS[0], setting)
@@ -256,54 +205,20 @@ def test_a_wrong_key_is_an_authentication_error(kind: Any) -> None:
 
 def test_logprobs_carry_both_rows(server: Server) -> None:
     """The numbers are those of /completion, which test_serve.py holds to pypcd.Llama's rows."""
-    wanted = complete(server, PROMPTS[0], pcd="cautious", n_probs=3)["completion_probabilities"]
-    openai, litellm = (
-        kind(server).create(PROMPTS[0], "cautious", logprobs=True, top_logprobs=3).choices[0].logprobs.content
-        for kind in (OpenAI, LiteLLM)
-    )
-    chain = LangChain(server).model("cautious").bind(logprobs=True, top_logprobs=3).invoke(PROMPTS[0])
-    langchain = [entry["pcd"] for entry in chain.response_metadata["logprobs"]["content"]]
-    assert [entry.pcd for entry in openai] == [entry.pcd for entry in litellm] == langchain
-    assert [entry["pcd"] for entry in wanted] == langchain
-    stream = OpenAI(server).create(PROMPTS[0], "cautious", logprobs=True, top_logprobs=3, stream=True)
-    parts = [chunk.choices[0].logprobs for chunk in stream]
-    assert [entry.pcd for part in parts if part for entry in part.content] == langchain
-
-
-def test_anthropics_system_message_stop_and_count(server: Server) -> None:
-    anthropic = Anthropic(server)
-    text, _ = anthropic.ask(PROMPTS[0], "cautious", system="Red is 7.")
-    assert text == complete(server, f"Red is 7.\n{PROMPTS[0]}", pcd="cautious")["content"]
-    wanted = complete(server, PROMPTS[0], pcd="cautious")
-    stop = wanted["content"][3:6]
-    message = anthropic.client.messages.create(**anthropic.given(PROMPTS[0], "cautious", stop_sequences=[stop]))
-    assert message.content[0].text == wanted["content"].partition(stop)[0]
-    assert message.stop_sequence == stop  # llama-server gives "end_turn" as the reason
-    counted = anthropic.client.messages.count_tokens(model="demo", messages=messages(PROMPTS[0]))
-    assert counted.input_tokens == wanted["tokens_evaluated"]
-    assert [model.id for model in anthropic.client.models.list()][:2] == ["demo", "demo:pcd"]
-
-
-def test_langchains_call_has_another_setting_than_its_model(server: Server) -> None:
-    by_name = LangChain(server).model(model="demo:pcd-cautious")
-    plain = by_name.bind(extra_body={"pcd": False}).invoke(PROMPTS[0])
-    strong = by_name.invoke(PROMPTS[0], extra_body={"pcd": STRONG})
-    assert plain.content == complete(server, PROMPTS[0], pcd=False)["content"]
-    assert strong.content == complete(server, PROMPTS[0], pcd=STRONG, model="demo:pcd-cautious")["content"]
-    litellm = LiteLLM(server)  # which takes it as a field of its own too
-    assert litellm.ask(PROMPTS[0], pcd=STRONG) == litellm.ask(PROMPTS[0], STRONG)
+    told = complete(server, PROMPTS[0], pcd="cautious", n_probs=3)["completion_probabilities"]
+    wanted = [entry["pcd"] for entry in told]
+    asked = {"logprobs": True, "top_logprobs": 3}
+    answer = OpenAI(server).create(PROMPTS[0], "cautious", **asked)
+    assert [entry.pcd for entry in answer.choices[0].logprobs.content] == wanted
+    parts = [chunk.choices[0].logprobs for chunk in OpenAI(server).create(PROMPTS[0], "cautious", **asked, stream=True)]
+    assert [entry.pcd for part in parts if part for entry in part.content] == wanted
 
 
 def test_a_structured_answer_has_its_schema(server: Server) -> None:
-    schema = {"title": "entry", "description": LOOK_UP["description"], **LOOK_UP["parameters"]}
     form = {"type": "json_schema", "json_schema": {"name": "entry", "schema": LOOK_UP["parameters"]}}
     for setting in (False, STRONG):
-        asked = LangChain(server).model(setting, max_tokens=200)
-        answer = asked.with_structured_output(schema, method="json_schema", include_raw=True).invoke(PROMPTS[0])
-        check_call("look_up", answer["parsed"])
-        for kind in (OpenAI, LiteLLM):
-            text, _ = kind(server).ask(PROMPTS[0], setting, response_format=form, max_tokens=200)
-            assert json.loads(text) == answer["parsed"]
+        text, _ = OpenAI(server).ask(PROMPTS[0], setting, response_format=form, max_tokens=200)
+        check_call("look_up", json.loads(text))
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -323,7 +238,6 @@ WAYS: dict[Any, list[dict[str, Any]]] = {  # each client's own parts of a messag
         },
         QUESTION,
     ],
-    LangChain: [{"type": "file", "base64": DATA, "mime_type": "text/plain", "filename": "notes.txt"}, QUESTION],
 }
 
 
@@ -339,3 +253,92 @@ def test_a_clients_own_parts_are_files(server: Server, kind: Any) -> None:
     prompt = f"{NOTES}\n\nFrom the text above:\n\n{passages}\n\n{QUESTION['text']}"
     wanted = complete(server, prompt, pcd=False)
     assert (text, ended) == (wanted["content"], wanted["stop_type"] == "eos")
+
+
+# -- the programs in docs/serve.md and the line that `pypcd serve` prints, run as they stand ------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs" / "serve.md"
+SECTION, DOCUMENTS = (
+    PAGE.read_text(encoding="utf-8").partition(f"\n## {head}\n")[2].partition("\n## ")[0]
+    for head in ("From Python and other programs", "Documents")
+)
+PROGRAMS = {
+    re.search(r"(?m)^(?:from|import) (\w+)", text)[1]: text
+    for text in re.findall(r"(?ms)^```python\n(.*?)^```", SECTION)
+}
+(LINE,) = re.findall(r"(?ms)^```sh\n(.*?)^```", SECTION)
+CAPITAL = "What is the capital of France?"
+OURS = "http://127.0.0.1:8080"
+
+needs_curl = pytest.mark.skipif(
+    not shutil.which("curl"), reason="there is no curl; where it is installed these tests run"
+)
+
+
+def setting_of(text: str) -> Any:
+    """The setting that a program asks for, in its body or its model's name."""
+    given = re.search(r'"pcd": (\{.*?\}|"[^"]+")', text)
+    return json.loads(given[1]) if given else re.search(r"model:pcd-(\w+)", text)[1]
+
+
+def printed(text: str, server: Server, name: str) -> str:
+    """What a program of the page prints, with our server's address."""
+    assert OURS in text
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(text.replace(OURS, server.url), name, "exec"), {})  # noqa: S102  it is ours
+    return out.getvalue()
+
+
+def shell(line: str) -> Any:
+    """What a line of a shell prints, which is JSON."""
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # a program that ends need not close its client
+def test_a_program_prints_the_answer_with_its_setting(server: Server, name: str) -> None:
+    package(name)
+    wanted = complete(server, CAPITAL, pcd=setting_of(PROGRAMS[name]), n_predict=32)["content"]
+    assert printed(PROGRAMS[name], server, f"docs/serve.md, {name}") == wanted + "\n"
+
+
+def test_the_program_with_a_document_prints_answer_and_passages(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package("openai")
+    (text,) = re.findall(r"(?ms)^```python\n(.*?)^```", DOCUMENTS)
+    report = "The bridge was opened in 1931.\n\nSigned by Ruth Amsel.\n\nThe river is wide."
+    (tmp_path / "report.txt").write_text(report, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    said = printed(text, server, "docs/serve.md, Documents")
+    body = {"messages": [{"role": "user", "content": "Who signed it?"}], "documents": [{"name": "a", "text": report}]}
+    status, answer = ask(server, "/v1/chat/completions", body)
+    assert status == 200 and answer["timings"]["passages"]
+    wanted = [answer["choices"][0]["message"]["content"], str(answer["timings"]["passages"])]
+    assert said == "\n".join(wanted) + "\n"
+
+
+@needs_curl
+def test_the_line_of_the_page_gives_the_answer_with_its_setting(server: Server) -> None:
+    assert OURS in LINE
+    (choice,) = shell(LINE.replace(OURS, server.url))["choices"]
+    assert choice["message"]["content"] == complete(server, CAPITAL, pcd=setting_of(LINE), n_predict=32)["content"]
+
+
+@needs_curl
+@pytest.mark.parametrize(("key", "setting"), [(None, None), ("secret", "unsure")])
+def test_the_line_that_serve_prints_works(key: str | None, setting: str | None) -> None:
+    with serving("demo", *(["--pcd", setting] if setting else []), *(["--api-key", key] if key else [])) as process:
+        line = greeting(process)["try"]
+        if key:
+            assert "Authorization: Bearer KEY" in line
+            assert shell(line)["error"]["code"] == 401
+        answer = shell(line.replace("KEY", key or ""))
+    assert answer["choices"][0]["message"]["content"].strip() == "8044-44b2", (
+        "the first of its values, with PCD of its own"
+    )
+    counts = [answer["timings"][f"pcd_{name}"] for name in ("twins", "skipped")]
+    assert sum(counts) == answer["usage"]["completion_tokens"]

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 from browser import ENDLESS, Chat, Open, Script, ask, complete, event, expect, means, prompt_of, serve
-from conftest import Tiny
-from tiny_gguf import CHAT_TEMPLATE
 
 from pypcd.server import Server
 
@@ -37,28 +35,22 @@ def test_an_answer_appears_as_it_comes(chat: Chat, script: Script) -> None:
     expect(chat.questions).to_contain_text("Tell me")
     expect(chat.answers).to_have_attribute("aria-busy", "true")
     expect(chat.message).to_have_value("")
-    stream, said = script.next(chat), ""
-    for word in ("One", " and", " two", " **bo", "ld**"):
-        stream.say(word)
-        said += word
-        expect(chat.answers).to_contain_text(
-            said.replace("**", "") if said.endswith("ld**") else said[: said.find(" **")]
-        )
-        expect(chat.answers).to_have_attribute("aria-busy", "true")
-        expect(chat.button("Stop")).to_be_visible()
-    stream.end()
+    stream = script.next(chat).say("One", " and", " two")
+    expect(chat.answers).to_contain_text("One and two")
+    expect(chat.answers).to_have_attribute("aria-busy", "true")
+    stream.say(" **bo", "ld**").end()
     answer = chat.finished()
     expect(answer.locator("strong")).to_have_text("bold")
-    assert chat.copied(answer) == said
+    assert chat.copied(answer) == "One and two **bold**"
+    expect(chat.retold()).to_contain_text("the model ended at once")
 
 
 PAGE = "document.documentElement"
 LINES = [f"Row {n}\n\n" for n in range(30)]  # higher than any window here
 
 
-@pytest.mark.parametrize("width", [1280, 360])
-def test_the_page_follows_the_talk_until_one_scrolls_up(open_page: Open, script: Script, width: int) -> None:
-    chat = open_page(script=script, width=width)
+def test_the_page_follows_the_talk_until_one_scrolls_up(open_page: Open, script: Script) -> None:
+    chat = open_page(script=script, width=360)
 
     def below() -> float:
         return chat.page.evaluate(f"{PAGE}.scrollHeight - {PAGE}.clientHeight - {PAGE}.scrollTop")
@@ -69,47 +61,27 @@ def test_the_page_follows_the_talk_until_one_scrolls_up(open_page: Open, script:
         expect(line).to_be_in_viewport()
         assert line.bounding_box()["y"] + 20 < chat.message.bounding_box()["y"]  # type: ignore[index]
 
-    for n in range(3):  # the first message, and those behind a long talk
-        if n == 2:
-            chat.page.evaluate("scrollTo(0, 0)")  # where one was reading does not matter
-        stream = chat.begin(f"Question {n}")
-        sees(f"Question {n}")
-        for i, line in enumerate(LINES):
-            stream.say(line)
-            if i % 10 == 9:
-                expect(chat.answers.last.get_by_text(line.strip(), exact=True)).to_be_in_viewport()
-                chat.until(lambda: below() < 2)
-        stream.end()
-        chat.finished()
-        chat.until(lambda: below() < 2)
-
-    stream = chat.begin("Question 3").say(*LINES)
-    expect(chat.answers.last).to_contain_text("Row 29")
+    chat.told(*LINES, text="Question 0")
     chat.until(lambda: below() < 2)
-    chat.page.mouse.move(width / 2, 300)
+    chat.page.evaluate("scrollTo(0, 0)")  # where one was reading does not matter
+    stream = chat.begin("Question 1")
+    sees("Question 1")
+    stream.say(*LINES)
+    expect(chat.answers.last.get_by_text("Row 29", exact=True)).to_be_in_viewport()
+    chat.until(lambda: below() < 2)
+    chat.page.mouse.move(180, 300)
     chat.page.mouse.wheel(0, -60)
     chat.until(lambda: below() > 30)
     place = chat.page.evaluate(f"{PAGE}.scrollTop")
     stream.say(*LINES[:10])
     chat.until(lambda: below() > 300)
     assert chat.page.evaluate(f"{PAGE}.scrollTop") == place  # who reads above is left there
-    chat.page.mouse.wheel(0, 20_000)
+    chat.button("To the end").click()
     chat.until(lambda: below() < 2)
-    expect(chat.button("To the end")).to_have_count(0)
     stream.say("The very last line.").end()
     chat.finished()
     sees("The very last line.")
-    chat.page.mouse.wheel(0, -2000)
-    chat.button("To the end").click()
-    chat.until(lambda: below() < 2)
-    sees("The very last line.")
     expect(chat.button("To the end")).to_have_count(0)
-
-
-def test_an_answer_without_a_text_says_so(chat: Chat, script: Script) -> None:
-    said = chat.told()
-    expect(said).to_contain_text("the model ended at once")
-    expect(said).not_to_contain_text("per second")
 
 
 def test_events_may_be_cut_anywhere(chat: Chat, script: Script) -> None:
@@ -119,43 +91,17 @@ def test_events_may_be_cut_anywhere(chat: Chat, script: Script) -> None:
 
 
 def test_what_sends_and_what_does_not(chat: Chat, script: Script) -> None:
-    for n, send in enumerate((lambda: chat.message.press("Enter"), lambda: chat.button("Send").click()), start=1):
-        chat.message.press_sequentially("one")
-        chat.message.press("Shift+Enter")
-        chat.message.press_sequentially("two")
-        assert len(script.streams) == n - 1
-        send()
-        script.next(chat).end()
-        chat.finished()
-        assert chat.copied(chat.questions.last) == "one\ntwo"
-    chat.message.press("Enter")  # nothing is written
-    chat.send("   \n ")
-    chat.page.wait_for_timeout(100)
-    expect(chat.answers).to_have_count(2)
-    assert len(script.streams) == 2
-
-
-def test_bytes_that_are_no_text(open_page: Open, tiny: Tiny) -> None:
-    """A model of random numbers: its tokens are parts of characters, which come when they are whole or never."""
-    with serve(model=tiny(chat_template=CHAT_TEMPLATE), parallel=1) as server:
-        chat = open_page(server)
-        chat.set(longest_answer=200)
-        for text in ("one", "two"):
-            chat.new()
-            answer = chat.ask(text)
-            wanted = complete(server, prompt_of(server, text), n_predict=200)
-            assert chat.copied(answer) == wanted["content"]
-            expect(answer).to_contain_text(f"{wanted['tokens_predicted']} tokens")
-
-
-def test_reasoning_is_folded(chat: Chat, script: Script) -> None:
-    answer = chat.told("<think>", "A plan.", "</think>", "\n\nThe answer.")
-    expect(answer.get_by_text("The answer.")).to_be_visible()
-    folded = answer.get_by_role("group").filter(has_text="Reasoning")
-    expect(folded).not_to_have_attribute("open", "")
-    answer.get_by_text("Reasoning").click()
-    expect(folded).to_have_attribute("open", "")
-    expect(folded).to_contain_text("A plan.")
+    chat.message.press_sequentially("one")
+    chat.message.press("Shift+Enter")
+    chat.message.press_sequentially("two")
+    assert not script.streams
+    chat.button("Send").click()
+    script.next(chat).end()
+    chat.finished()
+    assert chat.copied(chat.questions) == "one\ntwo"
+    chat.send("   \n ")  # nothing is written
+    chat.told("x")
+    assert len(script.streams) == 2 == chat.answers.count()
 
 
 def test_a_model_that_is_being_loaded_is_waited_for(open_page: Open) -> None:
@@ -188,7 +134,16 @@ def asked(chat: Chat, text: str = "Say") -> dict[str, Any]:
 SAMPLING = {"temperature": 0.33, "top_k": 7, "top_p": 0.975, "min_p": 0.125, "repeat_penalty": 1.25}
 
 
-def test_settings_reach_the_server(chat: Chat, script: Script, served: Server) -> None:
+def test_settings_reach_the_server_and_a_number_out_of_range_stays_to_be_mended(
+    chat: Chat, script: Script, served: Server
+) -> None:
+    chat.set(top_p=7, stays=True)
+    dialog = chat.named("dialog", "Settings")
+    chat.button("Done", dialog).click()
+    expect(dialog.get_by_label("Top p")).to_have_value("7")
+    dialog.get_by_label("Top p").fill("0.5")
+    chat.button("Done", dialog).click()
+    expect(dialog).to_be_hidden()
     chat.set(**SAMPLING, longest_answer=17, seed=42, system_message="Be brief.", stop_at="\n\nUser:\nEND")
     body = asked(chat, "Why?")
     wanted = {**SAMPLING, "n_predict": 17, "seed": 42, "stop": ["User:", "END"], "stream": True}
@@ -198,7 +153,7 @@ def test_settings_reach_the_server(chat: Chat, script: Script, served: Server) -
 
 
 def test_what_is_not_set_is_the_servers(open_page: Open, script: Script) -> None:
-    chat = open_page(script=script, greedy=False)
+    chat = open_page(script=script)
     chat.button("Settings").click()
     dialog = chat.named("dialog", "Settings")
     own = ask(chat.server, "/props")[1]["default_generation_settings"]["params"]
@@ -213,34 +168,18 @@ def test_what_is_not_set_is_the_servers(open_page: Open, script: Script) -> None
     assert "temperature" not in asked(chat)
 
 
-def test_a_number_out_of_range_stays_to_be_mended(chat: Chat, script: Script) -> None:
-    chat.set(top_p=7, stays=True)
-    dialog = chat.named("dialog", "Settings")
-    chat.button("Done", dialog).click()
-    expect(dialog).to_be_visible()
-    expect(dialog.get_by_label("Top p")).to_have_value("7")
-    dialog.get_by_label("Top p").fill("0.5")
-    chat.button("Done", dialog).click()
-    expect(dialog).to_be_hidden()
-    assert asked(chat)["top_p"] == 0.5
-
-
 def test_what_is_typed_into_the_settings_stays_while_an_answer_is_written(chat: Chat, script: Script) -> None:
     stream = chat.begin()
     chat.button("Settings").click()
     dialog = chat.named("dialog", "Settings")
-    for n, (label, text) in enumerate({"System message": "Be brief.", "Stop at": "END", "API key": "sesame"}.items()):
-        field = dialog.get_by_label(label)
-        field.press_sequentially(text[:2])
-        stream.say(f" word{n}")
-        expect(chat.answers).to_contain_text(f"word{n}")  # the page was drawn anew
-        field.press_sequentially(text[2:])
-        expect(field).to_have_value(text)
+    field = dialog.get_by_label("System message")
+    field.press_sequentially("Be ")
+    stream.say(" word").end()
+    expect(chat.answers).to_contain_text("word")  # the page was drawn anew
+    field.press_sequentially("brief.")
     chat.button("Done", dialog).click()
-    stream.end()
     chat.finished()
-    body = asked(chat)
-    assert "Be brief." in body["prompt"] and body["stop"] == ["END"]
+    assert "Be brief." in asked(chat)["prompt"]
 
 
 def test_the_pcd_of_an_answer_is_chosen_among_all_presets_that_run(chat: Chat, script: Script, served: Server) -> None:
@@ -267,6 +206,10 @@ def test_custom_opens_every_field_that_a_request_may_change_where_it_is_chosen(
     for field in fields:
         expect(field).to_be_visible()
     chat.button("Done", dialog).click()
+    presets = ask(served, "/props")[1]["pcd"]["presets"]
+    chat.pcd("^unsure")
+    chat.customise()  # it begins as what was chosen before
+    assert asked(chat)["pcd"] == presets["unsure"]
     values = {"beta": 0.5, "gamma": 8, "relative_top": 0.25, "perturbation": "none", "window": 32, "n_sink": 1}
     values.update(adaptive="jsd", min_context=50, min_entropy=0.5, min_first_entropy=1.5)
     assert set(values) == set(names)
@@ -278,9 +221,12 @@ def test_custom_opens_every_field_that_a_request_may_change_where_it_is_chosen(
     body = asked(chat)["pcd"]
     assert body == {**values, "adaptive": None, "perturbation": "over-rotation", "window": None}
     means(served, body)
+    chat.pcd("^window")
+    chat.customise(beta="")  # it keeps what was typed
+    assert asked(chat)["pcd"] == {**body, "beta": presets["unsure"]["beta"]}
 
 
-def test_a_server_without_pcd_offers_plain_decoding_once_and_custom_does_not_begin_as_the_strongest(
+def test_where_the_server_is_off_it_offers_that_once_and_begins_with_the_recommended_preset(
     open_page: Open, script: Script
 ) -> None:
     with serve(pcd=False, parallel=1) as server:
@@ -289,25 +235,17 @@ def test_a_server_without_pcd_offers_plain_decoding_once_and_custom_does_not_beg
         assert [label for label, *_ in chat.choices(dialog) if "off" in label] == ["the server's (off)"]
         chat.button("Done", dialog).click()
         assert asked(chat)["pcd"] is False
+        chat.message.fill("Say")
+        chat.button("Compare").click()
+        for _ in range(2):
+            script.next(chat).end()
+        chat.finished()
+        chat.button("Go on with this").first.click()
         chat.customise()
         props = ask(server, "/props")[1]["pcd"]
-        assert asked(chat)["pcd"] == props["presets"][props["recommended"]]
-
-
-def test_custom_begins_as_what_was_chosen_before_and_keeps_what_was_typed(
-    chat: Chat, script: Script, served: Server
-) -> None:
-    presets = ask(served, "/props")[1]["pcd"]["presets"]
-    for label in ("window", "unsure"):
-        chat.pcd(f"^{label}")
-        chat.customise()
-        assert asked(chat)["pcd"] == presets[label]
-    chat.customise(beta=7, window=48)
-    chat.pcd("^window")
-    chat.customise()
-    assert asked(chat)["pcd"] == {**presets["unsure"], "beta": 7, "window": 48}
-    chat.customise(beta="", window="")
-    assert asked(chat)["pcd"] == presets["unsure"]
+        recommended = props["presets"][props["recommended"]]
+        assert asked(chat)["pcd"] == recommended
+        assert [one.body["pcd"] for one in script.streams[1:3]] == [False, recommended]
 
 
 # -- what PCD did -----------------------------------------------------------------------------------------------------
@@ -344,18 +282,14 @@ def test_passages_that_were_read_again_open(chat: Chat, script: Script) -> None:
 
 
 def test_stop_ends_the_request_and_escape_in_an_edited_message_does_not(chat: Chat, script: Script) -> None:
-    for n in range(2):  # with the button, and with the key
-        stream = chat.begin("Hello").say("half an")
-        expect(chat.answers.last).to_contain_text("half an")
-        if n == 0:
-            chat.button("Stop").click()
-        else:
-            chat.page.keyboard.press("Escape")
-        answer = chat.finished()
-        chat.until(stream.is_left.is_set)
-        expect(chat.message).to_be_focused()
-        assert chat.copied(answer) == "half an"
-        expect(answer).to_contain_text("stopped")
+    stream = chat.begin("Hello").say("half an")
+    expect(chat.answers.last).to_contain_text("half an")
+    chat.page.keyboard.press("Escape")
+    answer = chat.finished()
+    chat.until(stream.is_left.is_set)
+    expect(chat.message).to_be_focused()
+    assert chat.copied(answer) == "half an"
+    expect(answer).to_contain_text("stopped")
     expect(chat.alert).to_have_count(0)
     stream = chat.begin("More").say("half")
     chat.button("Edit", chat.questions.first).click()
@@ -372,14 +306,9 @@ def test_an_edited_question_is_answered_anew(chat: Chat, served: Server) -> None
     chat.button("Edit", chat.questions.first).click()
     field = chat.named("textbox", "Edit message")
     expect(field).to_have_value("One")
-    expect(field).to_be_focused()
     chat.button("Cancel").click()
     expect(field).to_have_count(0)
     expect(chat.answers).to_have_count(2)
-    chat.button("Edit", chat.questions.first).click()
-    field.press("Escape")
-    expect(field).to_have_count(0)
-    expect(chat.button("Edit", chat.questions.first)).to_be_focused()
     chat.button("Edit", chat.questions.first).click()
     field.fill("Three")
     chat.button("Send again").click()
@@ -437,35 +366,29 @@ BROKEN: dict[str, tuple[Callable[[Script.Stream], Any], str]] = {
     "event": (lambda stream: stream.say(b"data: " + ERROR + b"\n\n").just_end(), "The cat sat on the keys"),
     "error event": (lambda stream: stream.say(b"error: " + INNER + b"\n\n").just_end(), "The cat sat on the keys"),
     "malformed": (lambda stream: stream.say(b'data: {"content": "ha\n\n').just_end(), "."),
-    "not an object": (lambda stream: stream.say(b"data: 7\n\n", b"data: null\n\n").just_end(), "."),
     "not what a token is": (lambda stream: stream.say({"completion_probabilities": ODD}).just_end(), "."),
     "no end": (lambda stream: stream.just_end(), "broke off"),
     "broken off": (lambda stream: stream.break_off(), "."),
 }
-ALLOWED = {
-    **dict.fromkeys(("status", "no JSON"), "the server responded with a status of 50[02]"),
-    "broken off": "ERR_INCOMPLETE_CHUNKED_ENCODING",
-}
 
 
-@pytest.mark.parametrize("how", BROKEN)
-def test_an_error_is_told_and_the_next_answer_comes(chat: Chat, script: Script, how: str) -> None:
-    end, told = BROKEN[how]
-    has_begun = how not in ("status", "no JSON")
-    stream = chat.begin()
-    if has_begun:
-        stream.say("half an")
-        expect(chat.answers).to_contain_text("half an")  # it has come before the end does
-    end(stream)
-    expect(chat.alert).to_contain_text(re.compile(told))
-    assert not re.search("undefined|JSON|null|not a function", chat.alert.inner_text()), "no sentence"
-    expect(chat.button("Send")).to_be_visible()
-    if has_begun:
-        expect(chat.answers).to_contain_text("half an")
-    if how in ALLOWED:
-        chat.watch.allow(ALLOWED[how])
-    expect(chat.told("whole", text="Again")).to_contain_text("whole")
-    expect(chat.alert).to_have_count(0)
+def test_an_error_is_told_and_the_next_answer_comes(chat: Chat, script: Script) -> None:
+    chat.watch.allow("the server responded with a status of 50[02]", "ERR_INCOMPLETE_CHUNKED_ENCODING")
+    for how, (end, told) in BROKEN.items():
+        has_begun = how not in ("status", "no JSON")
+        stream = chat.begin()
+        if has_begun:
+            stream.say("half an")
+            expect(chat.answers.last).to_contain_text("half an")  # it has come before the end does
+        end(stream)
+        expect(chat.alert).to_contain_text(re.compile(told))
+        assert not re.search("undefined|JSON|null|not a function", chat.alert.inner_text()), "no sentence"
+        expect(chat.button("Send")).to_be_visible()
+        if has_begun:
+            expect(chat.answers.last).to_contain_text("half an")
+        expect(chat.told("whole", text="Again")).to_contain_text("whole")
+        expect(chat.alert).to_have_count(0)
+        chat.new()
 
 
 def test_a_question_that_is_too_long_is_told(chat: Chat) -> None:
@@ -475,16 +398,10 @@ def test_a_question_that_is_too_long_is_told(chat: Chat) -> None:
     expect(chat.alert).to_contain_text(f"the context has {n_ctx:,}")
     expect(chat.questions).to_have_count(0)
     expect(chat.message).to_have_value("7 " * 1900)  # nothing is lost
-    chat.ask("Hello")
-    chat.button("Edit", chat.questions).click()
-    chat.page.get_by_role("textbox", name="Edit message").fill("7 " * 1900)
-    chat.button("Send again").click()
-    expect(chat.alert).to_contain_text(f"the context has {n_ctx:,}")
-    expect(chat.page.get_by_role("textbox", name="Edit message")).to_have_value("7 " * 1900)
 
 
 def test_an_answer_that_fills_the_context_says_so(open_page: Open) -> None:
-    with serve(*ENDLESS, "--ctx-size", "1024", parallel=1) as server:
+    with serve(*ENDLESS, "--ctx-size", "256", parallel=1) as server:
         chat = open_page(server)
         n_ctx = ask(server, "/props")[1]["default_generation_settings"]["n_ctx"]
         chat.set(longest_answer=n_ctx + 100)
@@ -519,8 +436,6 @@ def test_a_key_is_asked_for_and_kept_out_of_what_is_saved(open_page: Open, tmp_p
     with serve(parallel=1, api_key="open-sesame") as server:
         chat = open_page(server, greedy=False)
         chat.watch.allow("the server responded with a status of 401")
-        expect(chat.alert).to_contain_text("API key")
-        chat.set(api_key="wrong")
         expect(chat.alert).to_contain_text("API key")
         chat.set(api_key="open-sesame", longest_answer=8)
         expect(chat.named("combobox", "Model").locator("option").first).to_have_text("demo")

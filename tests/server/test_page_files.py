@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from browser import Chat, Open, Script, ask, complete, expect, prompt_of, question
 from documents import pdf
+from serving import last_timings
 
 from pypcd.server import Server
 
@@ -82,61 +83,37 @@ def test_a_short_paste_stays_text_and_a_long_one_becomes_a_file_of_2000_tokens(c
 
 
 def test_progress_of_reading(chat: Chat, script: Script) -> None:
-    stream = chat.begin("Say")
+    """The server reports after each batch; until then the speed of the last prompt says about how far it is."""
     bar = chat.named("progressbar", "Reading")
-    total = 200_000
-    # 100 tokens per second: the page counts on between reports, so little that it does not matter here
-    for done in (10_000, 50_000):
-        progress = {"total": total, "cache": 0, "processed": done, "time_ms": 10 * done}
-        stream.say({"content": "", "tokens": [], "stop": False, "prompt_progress": progress})
-        expect(chat.page.get_by_text(re.compile(r"about \d+ s left"))).to_be_visible()
-        chat.until(
-            lambda done=done: bar.evaluate("bar => bar.value / bar.max") == pytest.approx(done / total, abs=0.02)
-        )
-    text = " ".join(chat.page.get_by_text(re.compile(r"about \d+ s left")).all_inner_texts())
-    seconds = int(re.findall(r"about (\d+) s left", text)[0])
-    assert 1460 <= seconds <= 1500
-    stream.say("x")
+
+    def reports(stream: Script.Stream, total: int, done: int = 0) -> Script.Stream:
+        report = {"total": total, "cache": 0, "processed": done, "time_ms": 20 * done}  # 50 tokens per second
+        return stream.say({"content": "", "tokens": [], "stop": False, "prompt_progress": report})
+
+    stream = reports(chat.begin(), 200_000)
+    expect(chat.answers).to_contain_text("reading 200,000 tokens")
+    assert bar.evaluate("bar => bar.position") == -1  # of no prompt is a speed known: it moves without an end
+    # the page counts on between reports, so little that it does not matter here
+    for done, left in ((10_000, r"3[78]\d\d"), (50_000, r"29\d\d|3000")):
+        reports(stream, 200_000, done)
+        expect(chat.answers).to_contain_text(re.compile(rf"about ({left}) s left"))
+        assert bar.evaluate("bar => bar.value / bar.max") == pytest.approx(done / 200_000, abs=0.02)
+    times = {"prompt_n": 1000, "cache_n": 0, "prompt_per_second": 50.0, "predicted_n": 1, "predicted_per_second": 9.0}
+    stream.say("x").end(timings=times)
+    chat.finished()
     expect(bar).to_have_count(0)
+    chat.go()  # the speed is kept
+    stream = reports(chat.begin(), 1000)
+    expect(chat.answers.last).to_contain_text(re.compile(r"about (20|19|18) s left"))
+    first = bar.evaluate("bar => bar.position")
+    chat.until(lambda: first + 0.03 < bar.evaluate("bar => bar.position") < 0.5)
     stream.end()
     chat.finished()
 
 
-def test_the_bar_moves_before_the_first_report_of_what_was_read(chat: Chat, script: Script) -> None:
-    """The server reports after each batch; until then the speed of the last prompt says about how far it is."""
-    bar = chat.named("progressbar", "Reading")
-    nothing = {"total": 1000, "cache": 0, "processed": 0, "time_ms": 0}
-
-    def is_reading(stream: Script.Stream) -> Script.Stream:
-        return stream.say({"content": "", "tokens": [], "stop": False, "prompt_progress": nothing})
-
-    stream = is_reading(chat.begin())
-    expect(bar).not_to_have_attribute("max", "1000")  # of no prompt is a speed known: it moves without an end
-    assert bar.evaluate("bar => bar.position") == -1
-    expect(chat.answers).to_contain_text("reading 1,000 tokens")
-    times = {"prompt_n": 1000, "cache_n": 0, "prompt_per_second": 50.0, "predicted_n": 1, "predicted_per_second": 9.0}
-    stream.say("x").end(timings=times)
-    chat.finished()
-    for n in range(2):
-        stream = is_reading(chat.begin())
-        expect(chat.answers.last).to_contain_text(re.compile(r"about (20|19|18) s left"))
-        first = bar.evaluate("bar => bar.position")
-        chat.until(lambda first=first: first + 0.03 < bar.evaluate("bar => bar.position") < 0.5)
-        stream.say("x").end()
-        chat.finished()
-        if n == 0:
-            chat.go()  # the speed is kept
-
-
 def test_the_server_reports_reading_as_the_script_does(served: Server) -> None:
-    body = {
-        "prompt": long_question(served, 1950)[0],
-        "n_predict": 1,
-        "stream": True,
-        "return_progress": True,
-        "cache_prompt": False,
-    }
-    status, text = ask(served, "/completion", body)
+    body = {"prompt": long_question(served, 1950)[0], "n_predict": 1, "stream": True, "return_progress": True}
+    status, text = ask(served, "/completion", {**body, "cache_prompt": False})
     assert status == 200
     reports = [json.loads(line[6:])["prompt_progress"] for line in text.splitlines() if "prompt_progress" in line]
     for report in reports:
@@ -150,22 +127,23 @@ def test_the_server_reports_reading_as_the_script_does(served: Server) -> None:
 def test_files_are_dropped_attached_removed_and_taken_out_of_a_question(
     chat: Chat, script: Script, served: Server, tmp_path: Path
 ) -> None:
+    hostile = "<img src=x onerror=window.ran=1>" + "x" * 300 + ".txt"
     chat.drop(
-        ("one.txt", "text/plain", "first file"), ("two.md", "text/markdown", "# second"), ("no.py", "", "print()")
+        ("one.txt", "text/plain", "first file"), (hostile, "text/markdown", "</textarea>\u202e"), ("no.py", "", "x()")
     )
     expect(chat.removers()).to_have_count(3)
-    for name in ("one.txt", "two.md"):
-        expect(chat.button(f"Remove {name}")).to_be_visible()
     chat.button("Remove no.py").click()
     (tmp_path / "three.csv").write_text("a,b\n1,2\n")
     chat.choose("Attach files", tmp_path / "three.csv")
     expect(chat.removers()).to_have_count(3)
+    assert chat.widest() == 0
     chat.told("x", text="What is in them?")
     prompt = script.streams[-1].body["prompt"]
-    places = [prompt.index(text) for text in ("one.txt", "first file", "# second", "a,b\n1,2", "What is in them?")]
-    assert places == sorted(places) and "print()" not in prompt
-    for name in ("one.txt", "two.md", "three.csv"):
+    places = [prompt.index(text) for text in ("one.txt", "first file", "</textarea>", "a,b\n1,2", "What is in them?")]
+    assert places == sorted(places) and "x()" not in prompt
+    for name in ("one.txt", hostile, "three.csv"):
         expect(chat.questions).to_contain_text(name)
+    assert not chat.questions.locator("img").count() and chat.widest() == 0
     expect(chat.removers()).to_have_count(0)
     chat.button("Edit", chat.questions).click()
     chat.button("Remove one.txt", chat.questions).click()
@@ -174,7 +152,7 @@ def test_files_are_dropped_attached_removed_and_taken_out_of_a_question(
     prompt = script.next(chat).say("y").body["prompt"]
     script.streams[-1].end()
     chat.finished()
-    assert "# second" in prompt and "first file" not in prompt
+    assert "</textarea>" in prompt and "first file" not in prompt
     chat.button("Previous version", chat.questions).click()
     expect(chat.questions).to_contain_text("one.txt")  # the other version has it still
 
@@ -217,43 +195,33 @@ def test_a_document_is_read_by_the_server_and_sent_as_a_file(chat: Chat, served:
     assert asked[1]["messages"][0]["content"] == message["content"]
 
 
+def read(text: str) -> dict[str, Any]:
+    return {"name": "x", "text": text, "n_tokens": 3}
+
+
 def test_a_message_waits_for_its_files(chat: Chat, script: Script) -> None:
     """Who presses Enter while a file is being read sends it with the file; or nothing, if it cannot be read."""
-    held: list[Any] = []
-    chat.page.context.route("**/documents", lambda route: held.append(route))
-    chat.watch.allow("status of 400")
-
-    def read(text: str | None) -> None:
-        chat.until(lambda: held)
-        error = {"error": {"code": 400, "message": "it is damaged", "type": "invalid_request_error"}}
-        route = held.pop()
-        if text is None:
-            route.fulfill(status=400, json=error)
-        else:
-            route.fulfill(json={"name": "x", "text": text, "n_tokens": 3})
-
+    reading: list[Any] = []
+    asked: list[Any] = []
+    chat.page.context.route("**/documents", lambda route: reading.append(route))
+    chat.page.context.route("**/v1/chat/completions", lambda route: (asked.append(route.request), route.abort()))
+    chat.watch.allow("status of 400", "ERR_FAILED")
     chat.drop(("bad.pdf", "application/pdf", "x"), ("good.pdf", "application/pdf", "y"))
     chat.send("Who?")
-    read(None)
-    read("Zoë has 2.")
+    for answer in ({"status": 400, "json": {"error": {"message": "it is damaged"}}}, {"json": read("Zoë has 2.")}):
+        chat.until(lambda: reading)
+        reading.pop(0).fulfill(**answer)
     expect(chat.alert).to_contain_text("it is damaged")
     expect(chat.button("Remove good.pdf")).to_be_visible()  # the others are there
     assert not chat.questions.count() and chat.message.input_value() == "Who?"
     chat.drop(("slow.pdf", "application/pdf", "z"))
     chat.message.press("Enter")
-    assert not chat.questions.count()
-    asked: list[Any] = []
-
-    def refuse(route: Any) -> None:
-        asked.append(route.request.post_data_json)
-        route.abort()
-
-    chat.page.context.route("**/v1/chat/completions", refuse)
-    chat.watch.allow("ERR_FAILED")
-    read("Ada has 3.")
+    chat.until(lambda: reading)
+    assert not chat.questions.count() and not asked
+    reading.pop(0).fulfill(json=read("Ada has 3."))
     chat.until(lambda: asked)
-    names = [part["file"]["filename"] for part in asked[0]["messages"][0]["content"] if part["type"] == "file"]
-    assert names == ["good.pdf", "slow.pdf"]
+    parts = asked[0].post_data_json["messages"][0]["content"]
+    assert [part["file"]["filename"] for part in parts if part["type"] == "file"] == ["good.pdf", "slow.pdf"]
 
 
 def test_the_page_goes_on_from_the_prompt_that_the_server_made(chat: Chat, served: Server) -> None:
@@ -276,29 +244,20 @@ def test_the_page_goes_on_from_the_prompt_that_the_server_made(chat: Chat, serve
     chat.button("Continue").click()
     chat.until(lambda: bodies)
     chat.finished()
-    end = [json.loads(line[6:]) for line in bodies[0].splitlines() if line.startswith("data: {")][-1]
-    assert end["timings"]["cache_n"] > 300 and end["timings"]["prompt_n"] <= 8
-
-
-def test_a_hostile_name_and_a_hostile_file(chat: Chat, script: Script) -> None:
-    name = "<img src=x onerror=window.ran=1>" + "x" * 300 + ".txt"
-    chat.drop((name, "text/plain", "</textarea><script>window.ran=1</script>\u202e"))
-    expect(chat.removers()).to_have_count(1)
-    assert chat.widest() == 0
-    chat.message.press("Enter")
-    script.next(chat).say("x").end()
-    chat.finished()
-    assert chat.page.evaluate("window.ran ?? null") is None
-    assert not chat.questions.locator("img, script").count() and chat.widest() == 0
+    timings = last_timings(bodies[0])
+    assert timings["cache_n"] > 300 and timings["prompt_n"] <= 8
 
 
 # -- conversations ----------------------------------------------------------------------------------------------------
 
 
-def test_a_talk_is_there_again_after_a_reload(chat: Chat, script: Script) -> None:
+def test_a_talk_and_the_settings_are_there_again_after_a_reload(chat: Chat, script: Script) -> None:
     chat.talk(("First?", "one **two**"), ("Second?", "three"))
     chat.retold("four")
+    chat.set(longest_answer=33)
+    chat.pcd("^window")
     chat.go()
+    expect(chat.page.get_by_role("button", name="PCD: window")).to_be_visible()
     expect(chat.answers).to_have_count(2)
     expect(chat.answers.first.locator("strong")).to_have_text("two")
     expect(chat.answers.last).to_contain_text("2 of 2")
@@ -306,24 +265,11 @@ def test_a_talk_is_there_again_after_a_reload(chat: Chat, script: Script) -> Non
     assert chat.copied(chat.answers.last) == "three"
     expect(chat.tokens(chat.answers.first)).to_have_count(2)
     chat.talk(("Third?", "five"))
-    assert "three" in script.streams[-1].body["prompt"]
+    body = script.streams[-1].body
+    assert "three" in body["prompt"] and (body["n_predict"], body["pcd"]["window"]) == (33, 64)
 
 
-def test_settings_stay_after_a_reload(open_page: Open) -> None:
-    chat = open_page(greedy=False)
-    chat.set(temperature=0.5, longest_answer=33, system_message="Be brief.")
-    chat.pcd("^window")
-    chat.go()
-    expect(chat.page.get_by_role("button", name="PCD: window")).to_be_visible()
-    chat.button("Settings").click()
-    dialog = chat.named("dialog", "Settings")
-    for name, value in (("Temperature", "0.5"), ("Longest answer", "33"), ("System message", "Be brief.")):
-        expect(dialog.get_by_label(name, exact=True)).to_have_value(value)
-
-
-@pytest.mark.parametrize("width", [1280, 360])
-def test_conversations_are_made_found_deleted_and_put_back(open_page: Open, script: Script, width: int) -> None:
-    chat = open_page(script=script, width=width)
+def test_conversations_are_made_found_deleted_and_put_back(chat: Chat, script: Script) -> None:
     chat.talk(("About cats", "meow"))
     chat.new()
     expect(chat.answers).to_have_count(0)
@@ -357,15 +303,10 @@ def test_a_conversation_is_renamed_in_its_place(chat: Chat, script: Script) -> N
         expect(field).to_have_count(0)
         assert chat.titles() == ["About dogs", wanted]  # it keeps its place
         expect(chat.button(f"Rename {wanted}")).to_be_focused()
-    chat.button("Felines <b>", chat.menu()).click()
-    expect(chat.answers).to_contain_text("meow")
-    chat.talk(("More", "purr"))  # and its name, when it is kept again
-    chat.go()
-    assert chat.titles() == ["Felines <b>", "About dogs"]
     chat.button("Rename About dogs", chat.menu()).click()
     field.fill("   ")
     chat.message.click()  # nothing is no name
-    assert chat.titles() == ["Felines <b>", "About dogs"]
+    assert chat.titles() == ["About dogs", "Felines <b>"]
     other = chat.again()
     other.button("Rename Felines <b>", other.menu()).click()
     other.named("textbox", "Title").fill("Cats")
@@ -385,23 +326,22 @@ def test_conversations_are_searched_by_titles_and_texts(chat: Chat, script: Scri
     field = chat.named("searchbox", "Search conversations")
     everything = ["About dogs", "About cats"]
     for text, wanted in (
-        *(("dogs", everything[:1]), ("MEOW", everything[1:]), ("say about", everything), ("lion", everything[1:])),
-        *(("about meow woof", []), ("", everything)),
+        ("MEOW", everything[1:]),
+        ("say about", everything),
+        ("lion", everything[1:]),
+        ("", everything),
     ):
         field.fill(text)
         chat.until(lambda wanted=wanted: chat.titles() == wanted)
-    field.fill("nothing like that")
+    field.fill("about meow woof")
     expect(chat.menu()).to_contain_text("Nothing was found")
 
 
 def test_the_list_is_beside_the_talk_or_in_a_drawer(open_page: Open, script: Script) -> None:
     chat = open_page(script=script)
     chat.talk(("About cats", "meow"))
-    nav = chat.named("navigation", "Conversations")
-    expect(nav).to_be_visible()
-    expect(chat.button("Conversations")).to_have_count(0)
+    expect(chat.named("navigation", "Conversations")).to_be_visible()
     chat.page.set_viewport_size({"width": 360, "height": 740})
-    expect(nav).to_have_count(0)
     drawer = chat.named("dialog", "Conversations")
     chat.button("Conversations").click()
     expect(drawer).to_be_visible()
@@ -409,9 +349,6 @@ def test_the_list_is_beside_the_talk_or_in_a_drawer(open_page: Open, script: Scr
     expect(drawer).to_be_hidden()
     expect(chat.button("Conversations")).to_be_focused()
     chat.button("About cats", chat.menu()).click()  # who has chosen sees the talk
-    expect(drawer).to_be_hidden()
-    chat.button("Conversations").click()
-    chat.page.mouse.click(350, 400)  # beside it
     expect(drawer).to_be_hidden()
 
 
@@ -434,9 +371,7 @@ def test_export_and_import_give_the_same_talk(chat: Chat, open_page: Open, scrip
         return json.dumps(sorted(json.dumps(one["messages"], sort_keys=True) for one in file["conversations"]))
 
     assert plain(first) == plain(second)
-    assert [one["title"] for one in second["conversations"]] == ["About dogs", "About cats"], (
-        "in the order that they had"
-    )
+    assert [one["title"] for one in second["conversations"]] == ["About dogs", "About cats"], "in their order"
     other.load(tmp_path / "talks.json")  # a second time: nothing is doubled
     expect(other.button("About cats", other.menu())).to_have_count(1)
 
@@ -459,14 +394,7 @@ def test_an_answer_of_another_model_is_read_but_not_gone_on_with(open_page: Open
     expect(other.answers).to_have_count(1)
 
 
-WRONG = {
-    "no JSON": b"{",
-    "not ours": b'{"messages": []}',
-    "empty": b"",
-    "a list": b"[]",
-    "another version": b'{"pypcd": 99, "conversations": []}',
-    "bytes": bytes(range(256)),
-}
+WRONG = {"no JSON": b"{", "a list": b"[]", "another version": b'{"pypcd": 99, "conversations": []}'}
 
 
 def test_an_import_is_taken_whole_or_not_at_all_and_does_no_harm(chat: Chat, script: Script, tmp_path: Path) -> None:
@@ -489,8 +417,6 @@ def test_an_import_is_taken_whole_or_not_at_all_and_does_no_harm(chat: Chat, scr
         path.write_bytes(content)
         chat.load(path)
         expect(chat.alert).to_contain_text(path.name)
-        chat.go()
-        expect(chat.answers).to_contain_text("meow")
 
     def circle(one: Any) -> None:
         one["messages"][0]["parent"] = one["messages"][1]["id"]
@@ -500,14 +426,14 @@ def test_an_import_is_taken_whole_or_not_at_all_and_does_no_harm(chat: Chat, scr
         lambda one: one["messages"][1].update(parent="nobody"),
         lambda one: one["messages"][1].update(role="system"),
         lambda one: one["messages"][1].update(tokens=7),
-        lambda one: one["messages"][1].update(text={"html": text}),
         lambda one: one.update(messages=None),
         lambda one: one.update(at="nobody"),
     ):
         chat.load(tampered(change))
         expect(chat.alert).to_contain_text("tampered.json")
-        expect(chat.button("Tampered", chat.menu())).to_have_count(0)
         chat.go()
+    assert chat.titles() == ["About cats"]
+    expect(chat.answers).to_contain_text("meow")
 
     def hostile(one: Any) -> None:
         one["title"] = text
@@ -551,5 +477,4 @@ def test_an_answer_that_a_reload_cuts_off(chat: Chat, script: Script) -> None:
     chat.go()
     chat.until(stream.is_left.is_set)
     expect(chat.questions).to_have_count(1)
-    expect(chat.button("Send")).to_be_visible()
     chat.talk(("Again", "whole"))

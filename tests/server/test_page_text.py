@@ -1,40 +1,372 @@
-"""The page in Chromium: code with its colours, formulas."""
+"""The page in Chromium: what a model, a user or a server may write, none of which is trusted: marks, code, formulas, harm.
+
+A page that ran something, loaded something or ran into its content security policy fails in browser.Watch. So the first tests are
+that the watch sees such things. (What is in files: test_page_files.)
+"""
 
 from __future__ import annotations
 
+import html
+import json
 import re
 from typing import Any
 
-from browser import Chat, Open, Script, expect
+import pytest
+from browser import Chat, Open, Script, event, expect
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 pytest_plugins = ["browser"]  # fixtures
+
+# -- the watch --------------------------------------------------------------------------------------------------------
+
+GUARD = "<meta http-equiv='Content-Security-Policy' content=\"script-src 'none'; img-src 'none'\">"
+FAULTS = {
+    "request: http://example.com/x": "<img src=http://example.com/x>",
+    "request: ws://127.0.0.1:1/": "<script>new WebSocket('ws://127.0.0.1:1/')</script>",
+    "exception: .*no such": "<script>throw new Error('no such')</script>",
+    "console: error: oh": "<script>console.error('oh')</script>",
+    "console: warning: ah": "<script>console.warn('ah')</script>",
+    "policy: script-src-elem inline": GUARD + "<script>1</script>",
+    "policy: script-src-attr inline": GUARD + "<p onclick=1>",
+}
+
+
+def test_the_watch_sees(open_page: Open) -> None:
+    chat = open_page(greedy=False)
+    bodies = list(FAULTS.values())
+    chat.page.context.route("**/bad", lambda route: route.fulfill(body=bodies.pop(0), content_type="text/html"))
+    for pattern in FAULTS:
+        chat.page.goto(chat.server.url + "/bad")
+        chat.until(lambda pattern=pattern: any(re.search(pattern, fault) for fault in chat.watch.faults))
+        with pytest.raises(AssertionError):
+            chat.watch.check()
+        chat.watch.faults.clear()
+
+
+# -- the browser's own guard ------------------------------------------------------------------------------------------
+
+
+TRIES = [
+    ("fetch('http://127.0.0.1:9/').catch(() => {})", "connect-src"),
+    ("document.body.append(Object.assign(new Image(), {src: 'http://127.0.0.1:9/x.png'}))", "img-src"),
+    ("new WebSocket('ws://127.0.0.1:9/')", "connect-src"),
+    ("document.body.append(Object.assign(document.createElement('iframe'), {src: 'data:text/html,x'}))", "frame-src"),
+    ("document.body.innerHTML = '<b>x</b>'", "trusted-types"),
+    ("trustedTypes.createPolicy('anything', {})", "trusted-types"),
+]
+
+
+def test_the_policy_refuses(open_page: Open) -> None:
+    chat = open_page(greedy=False)
+    policy = chat.page.locator("meta[http-equiv='Content-Security-Policy']").get_attribute("content") or ""
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "require-trusted-types-for 'script'" in policy
+    # each is told more than once
+    chat.watch.allow("^policy: ", "^console: error: ", "^request: http://127.0.0.1:9/x.png")
+    for tried, pattern in TRIES:
+        n = len(chat.watch.faults)
+        chat.page.evaluate(f"try {{ {tried} }} catch {{}}")  # some are refused by an exception as well
+        seen = re.compile(f"policy: .*{pattern}")
+        chat.until(lambda n=n, seen=seen: any(map(seen.search, chat.watch.faults[n:])))
+
+
+# -- what is written --------------------------------------------------------------------------------------------------
+
+RUN = "window.ran=1"
+HOSTILE = {
+    "script": f"<script>{RUN}</script>",
+    "img": f"<img src=x onerror='{RUN}'><img src=http://example.com/a.png>",
+    "svg": f"<svg onload={RUN}><script>{RUN}</script><a xlink:href='javascript:{RUN}'><text>x</text></a></svg>",
+    "math": f"<math><mtext></p><style><img src=x onerror={RUN}></style></mtext></math>",
+    "iframe": f"<iframe srcdoc='<script>parent.ran=1</script>'></iframe><iframe src='javascript:parent.{RUN}'></iframe>",
+    "object": "<object data=http://example.com/x></object><embed src=http://example.com/x>",
+    "style": "<style>@import url(http://example.com/x.css); * {display: none}</style><p style='position:fixed;inset:0'>x</p>",
+    "form": f"<form action=http://example.com><input autofocus onfocus={RUN}><button>Send</button></form>",
+    "base": "<base href=http://example.com/><meta http-equiv=refresh content='0;url=http://example.com/'>",
+    "link": "<link rel=stylesheet href=http://example.com/x.css><link rel=prefetch href=http://example.com/y>",
+    "details": f"<details open ontoggle={RUN}>x</details><video onerror={RUN}><source src=x></video>",
+    "template": f"<template><script>{RUN}</script></template><noscript><p title='</noscript><img src=x onerror={RUN}>'>",
+    "names": "<img name=getElementById><form id=location></form><a id=document name=cookie>x</a><input name=attributes>",
+    "links": f"[a](javascript:{RUN}) [b](JaVaScRiPt:{RUN}) [c](java\tscript:{RUN}) [d](&#106;avascript:{RUN}) <javascript:{RUN}>",
+    "data links": "[a](data:text/html,<script>1</script>) [b](vbscript:x) [c](file:///etc/passwd) [d](blob:x) [e](//example.com)",
+    "good links": '[a](https://example.com/ "title") <https://example.org> https://example.net me@example.com',
+    "images": "![a](http://example.com/a.png) ![b](javascript:1) ![c][r]\n\n[r]: data:image/png;base64,AAAA",
+    "quotes": f'[a](<https://example.com/" onmouseover="{RUN}>) ![x" onerror="{RUN}](y) `"><img src=x onerror={RUN}>`',
+    "code": f'```html" onclick="{RUN}\n<script>{RUN}</script>\n```\n\n    <img src=x onerror={RUN}>',
+    "entities": f"&lt;script&gt;{RUN}&lt;/script&gt; &#60;img src=x onerror={RUN}&#62; &amp;lt;b&amp;gt;",
+    "broken": f"<<script>{RUN}//<</script <img src=x onerror={RUN}// <a href='x <!-- -- ]]> <?php <![CDATA[ ${{{RUN}}} {{{{x}}}}",
+    "lit": "<!--lit-part--> <!--?lit$123456$--> <!--lit-node 0--> lit$1$",
+    "marks": "\ue000" + "1\ue001word\ue002 \ue000\ue0019 \ue002\ue001\ue000 a\ue0000\ue001<b>\ue002",
+    "direction": "\u202eevil\u202c \u0000 \ufeff \u2066x \ud7ff \ufffd",
+    "task lists": "- [ ] one\n- [x] <img src=x onerror=window.ran=1>\n\n| a |\n|:-:|\n| <script>window.ran=1</script> |",
+}
+
+# All that an answer may be made of.
+MADE_OF = {
+    "a", "b", "blockquote", "br", "button", "code", "del", "details", "div", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr",
+    "li", "ol", "p", "pre", "span", "strong", "summary", "table", "tbody", "td", "th", "thead", "tr", "ul",
+    "math", "menclose", "mfrac", "mi", "mn", "mo", "mover", "mpadded", "mphantom", "mroot", "mrow", "mspace", "msqrt", "mstyle", "msub",
+    "msubsup", "msup", "mtable", "mtd", "mtext", "mtr", "munder", "munderover", "semantics",
+}  # fmt: skip
+
+LOOK = """article => {
+  const all = [...article.querySelectorAll('*')];
+  return {
+    tags: [...new Set(all.map(one => one.localName))],
+    handlers: all.flatMap(one => one.getAttributeNames().filter(name => name.startsWith('on'))),
+    styles: all.filter(one => one.hasAttribute('style') && /url|fixed|expression/i.test(one.getAttribute('style'))).length,
+    links: all.filter(one => one.localName === 'a').map(one => [one.href, one.target, one.rel]),
+    ids: all.map(one => one.id).filter(Boolean),
+    ran: window.ran ?? null,
+  };
+}"""
+
+
+def is_harmless(chat: Chat, article: Any) -> dict[str, Any]:
+    found = article.evaluate(LOOK)
+    assert found["ran"] is None, "something ran"
+    assert not found["handlers"] and not found["styles"], found
+    assert set(found["tags"]) <= MADE_OF, set(found["tags"]) - MADE_OF
+    assert not {"getElementById", "location", "document"} & set(found["ids"])
+    for href, target, rel in found["links"]:
+        assert re.match("https?://|mailto:|$", href), href
+        assert target == "_blank" and "noopener" in rel and "noreferrer" in rel
+    return found
+
+
+def test_what_a_model_writes_is_never_run_or_loaded(chat: Chat, script: Script) -> None:
+    for name, text in HOSTILE.items():
+        answer = chat.shown(text[: len(text) // 2], text[len(text) // 2 :])
+        found = is_harmless(chat, answer)
+        assert chat.copied(answer) == text, name
+        if name == "good links":
+            assert {"https://example.com/", "https://example.org/"} <= {href for href, _, _ in found["links"]}
+    options = [
+        {"id": n, "token": text, "bytes": [*text.encode()], "logprob": -1.0 - n}
+        for n, text in enumerate(HOSTILE.values())
+    ]
+    answer = chat.retold(event(HOSTILE["img"], 0, top_logprobs=options), *HOSTILE.values())
+    tokens = chat.tokens(answer)
+    is_harmless(chat, answer)
+    expect(chat.button("Settings")).to_be_visible()  # nothing lies over the page
+    dialog = chat.open_token(tokens.first)
+    expect(dialog).to_contain_text("onerror")
+    assert not {"img", "script"} & set(dialog.evaluate(LOOK)["tags"])
+
+
+def test_what_a_user_writes_is_harmless_too(chat: Chat, script: Script) -> None:
+    text = "\n".join(HOSTILE[name] for name in ("script", "img", "svg", "links", "form", "lit"))
+    chat.told("x", text=text)
+    is_harmless(chat, chat.questions)
+    assert chat.copied(chat.questions) == text
+    listed = chat.menu()  # its beginning is the title
+    assert chat.page.evaluate("window.ran ?? null") is None
+    expect(listed).to_contain_text("<script>")
+    assert not listed.locator("img, script, svg[onload]").count()
+
+
+def test_what_a_server_says_is_harmless(chat: Chat, script: Script) -> None:
+    chat.begin("Say").fail(400, json.dumps({"error": {"message": HOSTILE["img"] + HOSTILE["script"]}}).encode())
+    chat.watch.allow("the server responded with a status of 400")
+    expect(chat.alert).to_contain_text("onerror")
+    assert not chat.alert.locator("img, script").count()
+    models = {"data": [{"id": HOSTILE["img"]}, {"id": "__proto__"}, {"id": "x" * 3000}]}
+    chat.page.context.route(
+        "**/v1/models", lambda route: route.fulfill(body=json.dumps(models), content_type="application/json")
+    )
+    chat.go()
+    expect(chat.named("combobox", "Model").locator("option")).to_contain_text([HOSTILE["img"], "__proto__", "xxx"])
+    assert chat.page.evaluate("window.ran ?? null") is None
+    assert chat.widest() == 0
+
+
+NESTED = {
+    "quotes": ">" * 2000 + " x",
+    "lists": "".join("  " * i + "- x\n" for i in range(300)),
+    "emphasis": "*_" * 2000 + "x",
+    "brackets": "[" * 5000 + "x" + "](" * 5000,
+    "backticks": " ".join("`" * i for i in range(1, 100)),
+    "tags": "<b>" * 2000 + "x",
+    "table": "|" * 1000 + "\n" + "|-" * 1000 + "|\n" + "|" * 1000,
+    "one word": "x" * 20_000,
+    "links": "<http://" * 1000,
+    "formula": "$" + "{" * 1900 + "x" + "}" * 1900 + "$",
+    "formulas": "$$" * 1500 + "\\(" * 1500,
+}
+
+
+def test_nesting_without_end_is_shown_and_the_page_stays_alive(chat: Chat, script: Script) -> None:
+    for name, text in NESTED.items():
+        answer = chat.shown(text)
+        is_harmless(chat, answer)
+        assert chat.copied(answer) == text, name
+        assert chat.widest() == 0, name
+    assert "fine" in chat.copied(chat.retold("fine"))
+
+
+PIECES = st.sampled_from(
+    [*"<>&\"'`*_[]()!#|\\/=:;- \n\t{}$~^@", "<img src=x onerror=window.ran=1>", "<script>", "</script>", "javascript:", "](", "![",
+     "<!--", "-->", "<![CDATA[", "]]>", "&#x3c;", "&lt;", "```", "\n\n", "http://example.com/", "data:text/html,", "<a href=", "$$", "\\(", "\\)", "\\href{javascript:", "\\frac{",
+     " onclick=window.ran=1", "<svg>", "<style>", "</style>", "<b ", "\ue0000\ue001", "\ue002", "x", "Ω", "\u202e"]
+)  # fmt: skip
+
+
+def test_no_mixture_of_them_does_harm(chat: Chat, script: Script) -> None:
+    chat.told("x")
+
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.lists(PIECES, min_size=1, max_size=60))
+    def check(pieces: list[str]) -> None:
+        answer = chat.retold(*pieces)
+        is_harmless(chat, answer)
+        chat.watch.check()
+        assert chat.copied(answer) == "".join(pieces)
+
+    check()
+
+
+# -- marks ------------------------------------------------------------------------------------------------------------
+
+TEXTS = [
+    *["word", "a", "x", "é", "it's", "lt", "amp", "www", "ample", "org", "com", "https", "javascript:", "mailto:"],
+    *[" the", " ", "  ", "\n", "\n\n", "- ", "> ", "\n---\n", "\n|-|-|\n", "]: ", "a@b.", "](https://ex", "https://"],
+    *["**", "~~", "```", "](", "![", "</", *"*_`[]()!./@&;<>#1|\\':"],
+]
+# Not made smaller: each example is 200 short answers, and the one that differs is named.
+MANY = settings(phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+Pieces = list[tuple[str, bool]]  # an answer's tokens, and whether each was changed
+DRAWN = """
+async cases => {
+  const {markdown} = await import(new URL("markdown.js", document.querySelector("script[type=module]").src));
+  return cases.map(pieces => {
+    const words = [];
+    const button = (i, word) => (words.push([i, word]), document.createElement("u"));
+    const element = markdown(pieces.map(([text, is], i) => ({text, mark: is ? i : null})), button);
+    return [element.innerHTML, words];
+  });
+}
+"""
+
+
+def drawn(chat: Chat, *cases: Pieces) -> list[tuple[str, list[tuple[int, str]]]]:
+    """The HTML of answers, whose marks are in <u>; and of each mark its token and its words."""
+    return chat.page.evaluate(DRAWN, cases)
+
+
+def made(chat: Chat, text: str) -> str:
+    """The HTML of a text whose changed tokens are in ^…^."""
+    ((found, _),) = drawn(chat, [(part, i % 2 == 1) for i, part in enumerate(text.split("^"))])
+    return found
+
+
+def test_a_mark_changes_no_meaning(open_page: Open) -> None:
+    """Addresses, tables, lists: an answer with marks, taken off, is the answer without them; and each stands on its own token."""
+    chat = open_page(greedy=False)
+    piece = st.tuples(st.sampled_from(TEXTS), st.booleans())
+    n_marks = 0
+
+    @settings(MANY, max_examples=10)
+    @given(st.lists(st.lists(piece, min_size=1, max_size=9), min_size=200, max_size=200))
+    def check(cases: list[Pieces]) -> None:
+        nonlocal n_marks
+        plain = drawn(chat, *([(text, False) for text, _ in case] for case in cases))
+        for case, (marked, words), (without, none) in zip(cases, drawn(chat, *cases), plain):
+            assert re.sub("</?u( [^>]*)?>", "", marked) == without and not none, case
+            for i, word in words:
+                n_marks += 1
+                text, is_changed = case[i]
+                assert is_changed, (case, word)
+                assert set(text.strip()) & set(word), (case, word)
+
+    check()
+    assert n_marks > 1000, "or this shows little"
+
+
+GROW = """
+async cases => {
+  const {markdown} = await import(new URL("markdown.js", document.querySelector("script[type=module]").src));
+  const button = () => document.createElement("button");
+  return cases.map(pieces => {
+    const all = pieces.map(([text, is], i) => ({text, mark: is ? i : null}));
+    let element;
+    for (let n = 1; n <= all.length; ++n) element = markdown(all.slice(0, n), button, null, element);
+    const whole = markdown(all, button, null);
+    return [element.outerHTML, whole.outerHTML];
+  });
+}
+"""
+
+
+def test_an_answer_that_came_in_pieces_is_the_whole_one(open_page: Open) -> None:
+    page = open_page(greedy=False).page
+    more = [
+        "\n\n",
+        "[a]",
+        "\n\n[a]: https://x.y\n",
+        "$$\nx\n$$\n",
+        "```js\nlet x\n```\n",
+        "* a\n",
+        "<think>",
+        "</think>",
+    ]
+    piece = st.tuples(st.sampled_from([*TEXTS, *more * 3]), st.booleans())
+
+    @settings(MANY, max_examples=6)
+    @given(st.lists(st.lists(piece, min_size=1, max_size=14), min_size=200, max_size=200))
+    def check(cases: list[list[tuple[str, bool]]]) -> None:
+        for case, (grown, whole) in zip(cases, page.evaluate(GROW, cases)):
+            assert grown == whole, case
+
+    check()
+
+
+# An answer with ^ before each token that was changed, and its words that are marked.
+WORDS = {
+    "number 9^8^1 in": ["981"],
+    "the key 3^de5-aa57, which": ["3de5-aa57"],
+    "at 14:^30.": ["14:30"],
+    "€^5 or $6.^50!": ["€5", "$6.50"],
+    "no ^. yes^, ^ or": [".", "yes,"],
+    "**9^8**1 and **9^8**^1": ["98", "98", "1"],
+    "> one\n> ^two\n>\n> - ^1 **^b**": ["two", "1", "b"],
+    "| ^1 | 2 |\n|-|-|\n| ^1 | ^a-1 |": ["1", "1", "a-1"],
+    "[981](http://x.y/981) then ^981": ["981"],
+    "a snake_^case and `a ^1 b`": ["snake_case", "1"],
+    "a &a^mp; b &amp; ^amp": ["&", "amp"],
+    "<b>^x</b> 1 < ^2 \\* ^3": ["x", "2", "3"],
+    '```json\n{"key": "3de5-^aa57",\n ^"n": -^1.5}\n```\nnot ^1': ["3de5-aa57", '"n', "-1.5", "1"],
+    "1. a\n   ```\n   x = ^10\n     y\n   ```\n\n       ^4": ["10", "4"],
+    "答案是^四十二。": ["四十二"],
+    "one\r\n^two\r\n\r\n- ^1": ["two", "1"],
+}
+
+
+def test_the_whole_word_is_marked_whatever_it_is(open_page: Open) -> None:
+    chat, cases = open_page(greedy=False), []
+    for text in WORDS:
+        first, *others = re.split(r"\^", text)
+        cases.append([(first, False), *(part for other in others for part in changed(other))])
+    found = drawn(chat, *cases)
+    assert {text: [word for _, word in words] for text, (_, words) in zip(WORDS, found)} == WORDS
+
+
+def changed(text: str) -> list[tuple[str, bool]]:
+    """A changed token, and what is behind it."""
+    token = re.match(r"\w+|\W", text)
+    assert token
+    return [(token[0], True), (text[token.end() :], False)]
+
+
+# -- code -------------------------------------------------------------------------------------------------------------
 
 PYTHON = """@cache
 def answer(n: int = 42) -> str:
     return f"the number is {n:,}"  # of the key 3de5-aa57
 """
 
-# An answer of markdown.js, whose marked words are in <u>.
-MADE = """
-async pieces => {
-  const {markdown} = await import(new URL("markdown.js", document.querySelector("script[type=module]").src));
-  const element = markdown(pieces.map(([text, is], i) => ({text, mark: is ? i : null})), () => document.createElement("u"));
-  return element.innerHTML;
-}
-"""
-
-
-def made(chat: Chat, text: str) -> str:
-    """The HTML of a text whose changed tokens are in ^…^."""
-    parts = text.split("^")
-    return chat.page.evaluate(MADE, [[part, i % 2 == 1] for i, part in enumerate(parts)])
-
 
 def colours(chat: Chat, within: Any) -> set[str]:
     return set(within.evaluate("one => [...one.querySelectorAll('span')].map(one => getComputedStyle(one).color)"))
-
-
-# -- code -------------------------------------------------------------------------------------------------------------
 
 
 def test_code_has_colours_its_language_and_a_button_that_copies_it(chat: Chat, script: Script) -> None:
@@ -59,6 +391,7 @@ def test_what_is_complete_has_its_colours_and_stays_while_the_rest_is_written(ch
     stream = chat.begin().say("<think>", "Hm.", "</think>", "```js\nconst a = " + "f(1) + " * 200 + "0\n")
     box = chat.named("group", "Code: JavaScript", chat.answers)
     expect(chat.answers.locator("pre")).to_contain_text("const a")
+    expect(chat.answers.get_by_role("group").filter(has_text="Reasoning")).not_to_have_attribute("open", "")
     expect(chat.answers.locator("pre span")).to_have_count(0)
     stream.say("```\n", "\nOne ", "two")
     expect(chat.answers).to_contain_text("One two")
@@ -75,37 +408,27 @@ def test_what_is_complete_has_its_colours_and_stays_while_the_rest_is_written(ch
 
 
 def test_code_of_no_known_language_stays_as_it_is(chat: Chat, script: Script) -> None:
-    for language in ("klingon", "constructor", "__proto__", "x" * 300, 'html" onclick="window.ran=1'):
-        answer = chat.shown(f"```{language}\nif <b> then\n```\n")
-        expect(answer.locator("pre")).to_have_text("if <b> then\n")
-        assert chat.widest() == 0
-    assert chat.page.evaluate("window.ran ?? null") is None
+    languages = "klingon", "constructor", "__proto__", "x" * 300
+    answer = chat.told("".join(f"```{language}\nif <b> then\n```\n" for language in languages))
+    assert answer.locator("pre").all_text_contents() == ["if <b> then\n"] * len(languages) and chat.widest() == 0
 
 
 def test_marks_stay_in_code_with_colours(open_page: Open) -> None:
     chat = open_page(greedy=False)
-    html = made(chat, 'a\n```json\n{"key": "3de5-^aa57^", "n": ^98^1, ^true^: 1}\n```\n')
-    assert re.findall("<u>(.*?)</u>", re.sub("</?span[^>]*>", "", html)) == ["3de5-aa57", "981", "true"]
-    assert '<span class="hljs-number"><u>981</u></span>' in html
-    html = made(chat, "```js\nlet a^bc^ = `x${^n^}`\n```")
-    assert re.sub("<(?!/?u>).*?>", "", html).endswith("let <u>abc</u> = `x${<u>n</u>}`\n")
+    found = made(chat, 'a\n```json\n{"key": "3de5-^aa57^", "n": ^98^1, ^true^: 1}\n```\n')
+    assert re.findall("<u>(.*?)</u>", re.sub("</?span[^>]*>", "", found)) == ["3de5-aa57", "981", "true"]
+    assert '<span class="hljs-number"><u>981</u></span>' in found
+    found = made(chat, "```js\nlet a^bc^ = `x${^n^}`\n```")
+    assert re.sub("<(?!/?u>).*?>", "", found).endswith("let <u>abc</u> = `x${<u>n</u>}`\n")
 
 
 # -- lists, tables, lines and links -----------------------------------------------------------------------------------
 
 
-def test_a_list_of_tasks_shows_what_is_done(open_page: Open) -> None:
-    chat = open_page(greedy=False)
-    in_paragraphs = "1. [ ] to ^do^\n\n2. [X] done\n"
-    for text in ("- [ ] to ^do^\n- [x] done", in_paragraphs):
-        html = made(chat, text)
-        assert re.findall("[☐☑] [a-z ]+", re.sub("<.*?>", "", html)) == ["☐ to do", "☑ done"], html
-        assert "<u>do</u>" in html
-
-
-def test_a_list_begins_with_its_number_and_columns_of_a_table_are_aligned(chat: Chat, script: Script) -> None:
-    expect(chat.told("3. three\n4. four\n").get_by_role("list")).to_have_attribute("start", "3")
-    answer = chat.told("| a | b | c |\n|---|:-:|--:|\n| 1 | 2 | 3 |\n")
+def test_lists_have_their_numbers_and_tasks_and_tables_their_columns(chat: Chat, script: Script) -> None:
+    answer = chat.told("3. [ ] to do\n\n4. [X] done\n\n| a | b | c |\n|---|:-:|--:|\n| 1 | 2 | 3 |\n")
+    expect(answer.get_by_role("list")).to_have_attribute("start", "3")
+    assert re.findall("[☐☑]\\s+[a-z ]+", answer.get_by_role("list").inner_text()) == ["☐ to do", "☑ done"]
     for cells in ("th", "td"):
         aligned = answer.locator(cells).evaluate_all("all => all.map(one => getComputedStyle(one).textAlign)")
         assert aligned == ["left", "center", "right"]
@@ -126,20 +449,14 @@ FORMULAS: dict[str, list[str]] = {
     "$$ unclosed \\( too \\[ and $\n\n$$ here": [],
     "$$\na\n\nb\n$$": [],
 }
-READ = """async texts => {
-  const {markdown} = await import(new URL("markdown.js", document.querySelector("script[type=module]").src));
-  return texts.map(text => {
-    const element = markdown([{text, mark: null}], () => null);
-    return [...element.querySelectorAll("math")].map(math => math.textContent.replace(/[ \\u2061\\n]/g, (c) => c === " " ? " " : ""));
-  });
-}"""
 
 
 def test_what_is_a_formula_and_what_is_not(open_page: Open) -> None:
-    chat = open_page(greedy=False)
-    found = dict(zip(FORMULAS, chat.page.evaluate(READ, list(FORMULAS))))
-    plain = {text: [one.replace("\xa0", " ") for one in formulas] for text, formulas in found.items()}
-    assert plain == FORMULAS
+    found = {}
+    for text, (drawn_as, _) in zip(FORMULAS, drawn(open_page(greedy=False), *([(text, False)] for text in FORMULAS))):
+        seen = [html.unescape(re.sub("<[^>]*>", "", one)) for one in re.findall("(?s)<math.*?</math>", drawn_as)]
+        found[text] = [re.sub("[\n\u2061]", "", one).replace("\xa0", " ") for one in seen]
+    assert found == FORMULAS
 
 
 def test_formulas_are_drawn(chat: Chat, script: Script) -> None:
@@ -150,14 +467,10 @@ def test_formulas_are_drawn(chat: Chat, script: Script) -> None:
     assert upper and lower and upper["y"] + upper["height"] <= lower["y"] + 2, "a fraction stands above one another"
     assert block.evaluate("math => math.namespaceURI").endswith("MathML")
     assert "\\" not in answer.locator(".markdown").inner_text()
-
-
-def test_what_is_no_tex_is_shown_as_it_was_written(chat: Chat, script: Script) -> None:
-    for text in (r"\(\frac{1}\)", r"$\unknowncommand{x}$", "$$\n\\begin{matrix} a\n$$"):
-        answer = chat.shown(text)
-        expect(answer.locator("math")).to_have_count(0)
-        assert answer.locator(".markdown").inner_text().split() == text.split()
-        assert chat.copied(answer) == text
+    text = "\\(\\frac{1}\\) $\\unknowncommand{x}$\n\n$$\n\\begin{matrix} a\n$$"  # no TeX: it is shown as it was written
+    answer = chat.retold(text)
+    expect(answer.locator("math")).to_have_count(0)
+    assert answer.locator(".markdown").inner_text().split() == text.split()
 
 
 def test_a_formula_is_harmless(chat: Chat, script: Script) -> None:
@@ -179,7 +492,7 @@ def test_a_formula_is_harmless(chat: Chat, script: Script) -> None:
 
 def test_a_formula_with_a_changed_token_is_marked(open_page: Open) -> None:
     chat = open_page(greedy=False)
-    html = made(chat, "So $x + ^1^$ is\n\n$$\ny = ^2^\n$$\n\n$\\frac{^3^}$ end")
-    html = re.sub(r'<u aria-label="(.*?)">', r"<u>\1: ", html)
+    found = made(chat, "So $x + ^1^$ is\n\n$$\ny = ^2^\n$$\n\n$\\frac{^3^}$ end")
+    found = re.sub(r'<u aria-label="(.*?)">', r"<u>\1: ", found)
     wanted = ["x + 1: x+1", "y = 2: y=2", "$\\frac{3}$"]
-    assert re.findall("<u>([^<]*)</u>", re.sub("<(?!/?u>)[^>]*>", "", html)) == wanted
+    assert re.findall("<u>([^<]*)</u>", re.sub("<(?!/?u>)[^>]*>", "", found)) == wanted

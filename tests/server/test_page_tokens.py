@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 import pytest
-from browser import Chat, Open, Script, ask, candidates, complete, event, expect, prompt_of, question, serve
+from browser import Chat, Script, ask, candidates, complete, event, expect, prompt_of, question
 from playwright.sync_api import Locator
 
 from pypcd.server import Server
@@ -61,12 +61,12 @@ def is_changed(entry: dict[str, Any]) -> bool:
 # -- the numbers ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("label", ["server's", "^window", "^off"])
+@pytest.mark.parametrize("label", ["server's", "^off"])
 def test_every_number_of_an_open_token_is_the_servers(chat: Chat, served: Server, label: str) -> None:
     text, _ = question(12)
     chat.pcd(label)
     answer = chat.ask(text)
-    setting = {"server's": {}, "^window": "window", "^off": False}[label]
+    setting = {"server's": {}, "^off": False}[label]
     wanted = complete(served, prompt_of(served, text), pcd=setting, n_probs=N_PROBS)["completion_probabilities"]
     tokens = chat.tokens(answer)
     expect(tokens).to_have_count(len(wanted))
@@ -149,13 +149,10 @@ def test_a_character_of_several_tokens(chat: Chat, script: Script) -> None:
 # -- another candidate ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("label", ["server's", "^off"])
-def test_a_branch_is_what_the_server_says_behind_those_tokens(chat: Chat, served: Server, label: str) -> None:
-    chat.pcd(label)
-    setting = {"server's": {}, "^off": False}[label]
+def test_a_branch_is_what_the_server_says_behind_those_tokens(chat: Chat, served: Server) -> None:
     answer = chat.ask("Hello")
     prompt = prompt_of(served, "Hello")
-    whole = complete(served, prompt, pcd=setting, n_probs=N_PROBS)
+    whole = complete(served, prompt, n_probs=N_PROBS)
     i, ids = 5, whole["tokens"]
     other = next(option for option in whole["completion_probabilities"][i]["top_logprobs"] if option["id"] != ids[i])
     dialog = chat.open_token(chat.tokens(answer).nth(i))
@@ -165,7 +162,7 @@ def test_a_branch_is_what_the_server_says_behind_those_tokens(chat: Chat, served
     expect(answer).to_contain_text("2 of 2")
     said = chat.copied(answer)
     kept = "".join(entry["token"] for entry in whole["completion_probabilities"][:i]) + other["token"]
-    rest = complete(served, [prompt, *ids[:i], other["id"]], pcd=setting)["content"]  # type: ignore[arg-type]
+    rest = complete(served, [prompt, *ids[:i], other["id"]])["content"]  # type: ignore[arg-type]
     assert len(said) > len(kept) and (kept + rest).startswith(said)
 
 
@@ -205,20 +202,6 @@ def test_a_branch_keeps_what_an_answers_first_token_decided(chat: Chat, script: 
     assert other.body["pcd"] == ({**stream.body["pcd"], "min_first_entropy": 0} if contrasted else False)
 
 
-def test_the_server_counts_one_twin_at_most_where_the_first_token_was_sure() -> None:
-    """What the page goes by; the first token's twin may be evaluated beside it."""
-    sure = '{"a": 1} ' * 200
-    for evaluation in ("fused", "alternate"):
-        setting = f"unsure:min_first_entropy=30:evaluation={evaluation}"
-        with serve(pcd=setting, parallel=1) as server:
-            answer = complete(server, sure, n_predict=6)
-            assert answer["tokens_evaluated"] > 300
-            assert answer["timings"]["pcd_twins"] <= 1 and answer["timings"]["pcd_contrasted"] == 0
-            body = {"pcd": {"min_first_entropy": 0.0, "relative_top": 0.0}, "n_predict": 6}
-            timings = complete(server, sure, **body)["timings"]
-            assert timings["pcd_twins"] > 1 or timings["pcd_contrasted"] > 0
-
-
 # -- the comparison ---------------------------------------------------------------------------------------------------
 
 
@@ -233,8 +216,7 @@ def telling(server: Server) -> tuple[str, str, str]:
     raise AssertionError("no question shows a difference")
 
 
-@pytest.mark.parametrize("taken", ["Without PCD", "With PCD"])
-def test_compare(chat: Chat, served: Server, taken: str) -> None:
+def test_compare(chat: Chat, served: Server) -> None:
     text, plain, contrasted = telling(served)
     chat.message.fill(text)
     chat.button("Compare").click()
@@ -249,12 +231,11 @@ def test_compare(chat: Chat, served: Server, taken: str) -> None:
     assert texts == {"Without PCD": plain, "With PCD": contrasted}
     changed = sides["With PCD"]
     expect(changed).to_contain_text(re.compile(r"PCD \(paper\) changed [1-9]"))
-    chat.button("Go on with this", sides[taken]).click()
+    chat.button("Go on with this", sides["With PCD"]).click()
     expect(group).to_have_count(0)
-    expect(chat.answers).to_have_count(1)
-    assert chat.copied(chat.answers) == texts[taken]
+    assert chat.copied(chat.answers) == contrasted
     more = chat.copied(chat.ask("More"))
-    assert more == complete(served, prompt_of(served, text, texts[taken], "More"))["content"]
+    assert more == complete(served, prompt_of(served, text, contrasted, "More"))["content"]
 
 
 def n_read(server: Server) -> int:
@@ -280,66 +261,32 @@ def test_compare_reads_its_prompt_once_and_tells_no_speed(chat: Chat, served: Se
     expect(chat.answers).to_contain_text("per second")
 
 
-class Compared:
-    """Both sides of a comparison whose answers the test makes up."""
-
-    def __init__(self, chat: Chat) -> None:
-        self._chat = chat
-        chat.message.fill("Say")
-        chat.button("Compare").click()
-        self.plain = chat.script.next(chat)
-
-    def contrasted(self) -> Script.Stream:
-        """The second one, which is asked for when the first is there."""
-        return self._chat.script.next(self._chat)
+def compared(chat: Chat) -> Script.Stream:
+    """The first side of a comparison, which is plain; the other is asked for when it is there."""
+    chat.message.fill("Say")
+    chat.button("Compare").click()
+    return chat.script.next(chat)
 
 
-def test_compare_is_with_unsure_where_the_server_is_off(open_page: Open, script: Script) -> None:
-    with serve(pcd=False) as server:
-        compared = Compared(open_page(server, script))
-        compared.plain.say("x").end()
-        contrasted = compared.contrasted().say("x")
-        contrasted.end()
-        unsure = ask(server, "/props")[1]["pcd"]["presets"]["unsure"]
-        assert [compared.plain.body["pcd"], contrasted.body["pcd"]] == [False, unsure]
-
-
-def test_both_sides_are_asked_for_alike_one_after_the_other(chat: Chat, script: Script) -> None:
-    compared = Compared(chat)
-    compared.plain.say("half")
-    expect(chat.named("group", "Comparison").get_by_role("article")).to_have_count(2)
-    expect(chat.named("group", "Comparison").get_by_text("half")).to_have_count(1)
-    assert len(script.streams) == 1
-    compared.plain.end()
-    contrasted = compared.contrasted()
-    assert (compared.plain.body["pcd"] is False) and contrasted.body["pcd"]
-    for name in ("prompt", "seed", "model"):
-        assert compared.plain.body[name] == contrasted.body[name]
-    contrasted.say("whole").end()
-    expect(chat.named("group", "Comparison").get_by_text("whole")).to_be_visible()
-
-
-@pytest.mark.parametrize("n_whole", [0, 1])
-def test_stop_ends_both_sides(chat: Chat, script: Script, n_whole: int) -> None:
-    compared = Compared(chat)
-    stream = compared.plain
-    if n_whole:
-        stream.say("whole").end()
-        stream = compared.contrasted()
-    stream.say("half")
+def test_stop_ends_both_sides(chat: Chat, script: Script) -> None:
+    stream = compared(chat).say("half")
     expect(chat.page.get_by_text("half")).to_be_visible()
     chat.button("Stop").click()
     chat.until(stream.is_left.is_set)
     expect(chat.button("Send")).to_be_visible()
-    assert len(script.streams) == n_whole + 1  # what was not asked for yet is not
+    assert len(script.streams) == 1  # what was not asked for yet is not
     expect(chat.page.get_by_text("half")).to_be_visible()
 
 
-def test_one_side_may_fail(chat: Chat, script: Script) -> None:
-    compared = Compared(chat)
-    compared.plain.fail(400, b'{"error": {"code": 400, "message": "No room.", "type": "x"}}')
+def test_both_sides_are_asked_for_alike_and_one_may_fail(chat: Chat, script: Script) -> None:
+    plain = compared(chat)
+    plain.fail(400, b'{"error": {"code": 400, "message": "No room.", "type": "x"}}')
     chat.watch.allow("the server responded with a status of 400")
-    compared.contrasted().say("whole").end()
+    contrasted = script.next(chat).say("whole")
+    contrasted.end()
     expect(chat.alert).to_contain_text("No room.")
     expect(chat.button("Send")).to_be_visible()
     expect(chat.page.get_by_text("whole")).to_be_visible()
+    assert plain.body["pcd"] is False and contrasted.body["pcd"]
+    for name in ("prompt", "seed", "model"):
+        assert plain.body[name] == contrasted.body[name]

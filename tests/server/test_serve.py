@@ -42,6 +42,7 @@ from llama_cpp import LlamaGrammar
 pytest_plugins = ["serving"]  # fixtures
 
 COUNTS = ("twins", "skipped", "contrasted", "changed", "constrained")
+LEFT_ALONE = {"sure": {"min_entropy": 20.0}, "short": {"min_context": 300}}
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +55,18 @@ def off() -> Iterator[Server]:
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", [*SETTINGS, *LEFT_ALONE])
 def test_an_answer_and_what_pcd_did_are_those_of_llama(server: Server, llm: pypcd.Llama, name: str) -> None:
-    n_tied = 0
+    n_tied, asked = 0, {**SETTINGS, **LEFT_ALONE}[name]
     for prompt in PROMPTS:
-        answer = complete(server, prompt, pcd=SETTINGS[name])
-        is_greedy(llm, prompt, SETTINGS[name], answer["tokens"])
+        answer = complete(server, prompt, pcd=asked)
+        is_greedy(llm, prompt, asked, answer["tokens"])
         timings = answer["timings"]
         assert timings["pcd_twins"] + timings["pcd_skipped"] == (0 if name == "plain" else len(answer["tokens"]))
         if name == "late":
             n_early = max(0, min(len(answer["tokens"]), 30 - answer["tokens_evaluated"]))
             assert timings["pcd_skipped"] == n_early
-        llm.pcd = in_python(SETTINGS[name])
+        llm.pcd = in_python(asked)
         llm.reset()
         if llm.create_completion(prompt, max_tokens=N, temperature=0)["choices"][0]["text"] != answer["content"]:
             n_tied += 1
@@ -102,14 +103,6 @@ def test_a_connection_stays_after_a_stream(server: Server) -> None:
         response = connection.getresponse()
         assert response.status == 200 and b'"stop":true' in response.read()
     connection.close()
-
-
-def test_it_says_why_an_answer_was_left_alone(server: Server) -> None:
-    def said(prompt: str, **pcd: Any) -> str:
-        return str(complete(server, prompt, n_predict=5, ignore_eos=True, pcd=pcd)["timings"]["pcd_answer"])
-
-    assert "fewer than 300 tokens" in said("a", min_context=300)
-    assert said(PROMPTS[0], min_entropy=20.0).endswith("left this answer alone: the model was sure")
 
 
 TEXT_OF: dict[str, Callable[[Any], str]] = {
@@ -188,7 +181,7 @@ def test_under_a_grammar_an_answer_is_plain_unless_its_request_asks(server: Serv
     assert text == plain and timings["pcd_twins"] > 0
 
 
-@pytest.mark.parametrize("name", ["plain", "server's", "window", "adaptive"])
+@pytest.mark.parametrize("name", ["plain", "server's", "adaptive"])
 def test_under_a_grammar_the_tokens_are_those_of_llama(server: Server, llm: pypcd.Llama, name: str) -> None:
     asked = {"max_tokens": N, "temperature": 0, "grammar": LlamaGrammar.from_string(RULES, verbose=False)}
     wanted = llm.create_completion(PROMPTS[0], **asked, pcd=in_python(SETTINGS[name]))  # which asks for it: else plain
@@ -272,11 +265,8 @@ def test_presets_are_those_of_python(off: Server, name: str) -> None:
     ("setting", "word"),
     [
         ({"beta": "x"}, 'beta is "x"'),
-        ({"beta": -1}, "beta is -1"),
         ({"beta": 1e300}, "beta is 1e+300"),
-        ({"beta": True}, "beta is true"),
         ({"beta": None}, "beta is null"),
-        ({"gamma": 0}, "gamma is 0"),
         ({"gamma": 1.5}, "gamma is 1.5"),
         ({"gamma": 2**40}, "gamma is 1099511627776"),
         ({"window": "all"}, 'window is "all"'),
@@ -291,16 +281,10 @@ def test_presets_are_those_of_python(off: Server, name: str) -> None:
         ([], "it is []"),
         ("cautius", 'it is "cautius" (did you mean "cautious"?); allowed: true, false, "on", "off", "paper"'),
         ("nusure:beta=1", '(did you mean "unsure"?)'),
-        ("oof", '(did you mean "off"?)'),
-        ("quiet", 'it is "quiet"; allowed: true, false, "on", "off", "paper"'),
-        ("tuned.json", 'it is "tuned.json"'),
-        ("blog", "`pypcd serve --pcd`"),
+        ("tuned.json", 'it is "tuned.json"; allowed: true, false, "on", "off", "paper"'),
         ("blog:beta=1", "`pypcd serve --pcd`"),
-        ("beta=x", 'beta is "x"'),
         ("alpha=0.3", "alpha is 0.3, this server's is 0.2"),
         ("beta=1:beta=2", "beta is given twice"),
-        ("beta=1:off", '"off" in it is no value'),
-        ("window: beta=1", '" beta=1" in it is no value'),
         ("beta=1,gamma=3", '"beta=1,gamma=3" in it is no value'),
         ("x" * 200000, "allowed: "),
         ("beta=1:" * 5000, "give it once"),
@@ -317,13 +301,11 @@ def nested(depth: int, opening: str = "[", closing: str = "]") -> str:
     return opening * depth + closing * depth
 
 
+FIELD = '{"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "NAME": %s}'
 DEEP = {  # where a client's brackets reach a recursion: the route, and a body with them
     **{
-        name: (
-            "/v1/chat/completions",
-            f'{{"messages": [{{"role": "user", "content": "a"}}], "max_tokens": 1, "{name}": %s}}',
-        )
-        for name in ("documents", "replay", "pcd", "stop", "tools", "logit_bias", "response_format", "unknown")
+        name: ("/v1/chat/completions", FIELD.replace("NAME", name))
+        for name in ("documents", "pcd", "tools", "logit_bias", "response_format", "unknown")
     },
     "content": ("/v1/chat/completions", '{"messages": [{"role": "user", "content": %s}]}'),
     "file": ("/v1/chat/completions", '{"messages": [{"role": "user", "content": [{"type": "file", "file": %s}]}]}'),
@@ -346,29 +328,25 @@ def test_brackets_in_brackets_are_refused_before_anything_follows_them(server: S
     assert ask(server, "/health")[0] == 200
 
 
-@pytest.mark.parametrize("field", ["grammar", "pattern", "arguments"])
-def test_so_are_those_in_a_text_that_is_compiled(server: Server, field: str) -> None:
-    deep = nested(50_000, "(", ")")
+def test_so_are_those_in_a_text_that_is_compiled(server: Server) -> None:
+    round_ones = nested(50_000, "(", ")")
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": nested(50_000)}}
     bodies = {
-        "grammar": {"grammar": f'root ::= {nested(50_000, "(", ")")[:50_000]} "a" {")" * 50_000}'},
-        "pattern": {"response_format": {"type": "json_schema", "schema": {"type": "string", "pattern": f"^{deep}$"}}},
+        "grammar": {"grammar": f'root ::= {"(" * 50_000} "a" {")" * 50_000}'},
+        "pattern": {"response_format": {"type": "json_schema", "schema": {"type": "string", "pattern": round_ones}}},
         "arguments": {"messages": [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}, *MESSAGES]},
     }
-    status, answer = ask(server, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1, **bodies[field]})
-    assert status == 400 and f"field '{field}' has brackets in brackets" in answer["error"]["message"]
+    for field, body in bodies.items():
+        status, answer = ask(server, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1, **body})
+        assert status == 400 and f"field '{field}' has brackets in brackets" in answer["error"]["message"]
     assert ask(server, "/health")[0] == 200
 
 
-@given(
-    st.recursive(
-        st.text(), lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(), values, max_size=3)
-    )
-)
+@given(st.text(), st.text('[{("\\]'))
 @settings(max_examples=40)
-def test_what_is_not_deep_is_let_through(server: Server, value: Any) -> None:
+def test_what_is_not_deep_is_let_through(server: Server, text: str, brackets: str) -> None:
     """Brackets in texts, behind backslashes and quotes, are no nesting, however many there are."""
-    body = {"content": "(" * 600 + '"[' * 600 + '\\"{' * 600, "x": value}
+    body = {"content": "(" * 600 + '"[' * 600 + '\\"{' * 600, "x": [text, {text: [brackets * 600]}]}
     assert ask(server, "/tokenize", body)[0] == 200
 
 
@@ -380,16 +358,7 @@ def test_500_levels_are_let_through_and_501_are_not(server: Server) -> None:
 def test_a_wrong_suffix_names_the_field_model_and_a_refused_stream_is_a_plain_400(server: Server) -> None:
     said = refused(server, model="demo:pcd-x")
     assert said.startswith('Field \'model\': it is "demo:pcd-x"; allowed: "demo", "demo:pcd", "demo:pcd-off", ')
-    near = {
-        "pcd-unshure": "pcd-unsure",
-        "unsure": "pcd-unsure",
-        "dcp": "pcd",
-        "PCD": "",
-        "7b": "",
-        "": "",
-        "pcd:pcd": "",
-    }
-    for end, meant in near.items():
+    for end, meant in {"pcd-unshure": "pcd-unsure", "unsure": "pcd-unsure", "7b": "", "": ""}.items():
         hint = f' (did you mean "demo:{meant}"?)' if meant else ""
         assert f'it is "demo:{end}"{hint}; allowed: "demo"' in refused(server, model=f"demo:{end}")
     for setting in ({"beta": -1}, "x"):
@@ -409,8 +378,6 @@ def test_models_list_the_settings_behind_the_model(server: Server) -> None:
 
 def test_a_server_that_only_restricts_the_view_over_rotates_on_request() -> None:
     with ready(pcd="unsure", parallel=2) as server:
-        names = [entry["id"] for entry in ask(server, "/v1/models")[1]["data"]]
-        assert "demo:pcd-paper" in names
         assert own(complete(server, "a", n_predict=1))["perturbation"] == "none"
         assert own(complete(server, "a", n_predict=2, pcd="paper"))["perturbation"] == "over-rotation"
 
@@ -421,7 +388,7 @@ def test_a_server_without_a_setting_runs_what_needs_no_rotation_on_request(tiny:
         assert own(complete(server, "a", n_predict=2)) is False
         assert own(complete(server, "a", n_predict=2, pcd="window"))["window"] == 64
         assert own(complete(server, "a", n_predict=2, pcd=True))["window"] == 64
-        for told in ("paper", "cautious", {"beta": 1.5}):
+        for told in ("paper", {"beta": 1.5}):
             assert "Field 'pcd': " in refused(server, pcd=told), told
 
 
@@ -466,6 +433,9 @@ def test_candidates_come_with_both_rows(server: Server, llm: pypcd.Llama) -> Non
         assert set(np.argsort(rows.standard)[::-1][:6].tolist()) <= seen
         assert entry["pcd"]["strength"] == pytest.approx(2.5)
         llm.eval([entry["id"]])
+    drawn = complete(server, PROMPTS[0], pcd={"gamma": 2}, n_probs=3, post_sampling_probs=True, temperature=1)
+    tops = [top for entry in drawn["completion_probabilities"] for top in entry["top_probs"]]
+    assert tops and all(top["pcd"]["contrasted"] is not None for top in tops)
     plain = complete(server, PROMPTS[0], pcd=False, n_predict=1, n_probs=2)["completion_probabilities"][0]
     assert "pcd" not in plain
 

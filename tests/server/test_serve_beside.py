@@ -12,7 +12,6 @@ import pytest
 from serving import BASE, PROMPTS, SMALL, ask, complete, is_greedy, ready, refused, within
 
 import pypcd
-from pypcd.gguf import DEMO_MODEL
 from pypcd.server import Server
 
 pytest_plugins = ["serving"]  # fixtures
@@ -29,22 +28,11 @@ def running(*options: str, pcd: Any = BASE, parallel: int = 2) -> contextlib.Abs
     return ready(pcd=pcd, parallel=parallel, options=[*SMALL, *options])
 
 
-# -- sampling ---------------------------------------------------------------------------------------------------------
-
-
-def test_probabilities_after_sampling(server: Server) -> None:
-    answer = complete(server, PROMPTS[0], pcd={"gamma": 2}, n_probs=3, post_sampling_probs=True, temperature=1)
-    for entry in answer["completion_probabilities"]:
-        assert 1 <= len(entry["top_probs"]) <= 3
-        assert all(top["pcd"]["contrasted"] is not None for top in entry["top_probs"])
-
-
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pcd", [BASE, "paper:cache=separate:evaluation=fused"])  # the second has a second stream
-def test_a_saved_slot_goes_on_and_so_does_the_prompt_cache(pcd: str, saves: Path, llm: pypcd.Llama) -> None:
-    text = " ".join(PROMPTS)
+def test_a_saved_slot_goes_on_and_so_does_the_prompt_cache(saves: Path, llm: pypcd.Llama) -> None:
+    text, pcd = " ".join(PROMPTS), "paper:cache=separate:evaluation=fused"  # which has a second stream
     with running("--slot-save-path", f"{saves}/", pcd=pcd) as server:
         for asked in ({}, {"pcd": False}):
             first = complete(server, text, id_slot=0, n_predict=8, **asked)
@@ -54,23 +42,16 @@ def test_a_saved_slot_goes_on_and_so_does_the_prompt_cache(pcd: str, saves: Path
             again = complete(server, text, id_slot=0, n_predict=8, **asked)
             assert again["tokens"] == first["tokens"] and again["timings"]["cache_n"] > 0
             is_greedy(llm, text, asked.get("pcd", pypcd.PCDConfig.resolve(pcd)), again["tokens"])
-        if "separate" in pcd:
-            assert "window is 4" in refused(server, pcd={"window": 4})
+        assert "window is 4" in refused(server, pcd={"window": 4})
 
 
 # -- speculation ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "2", "--spec-ngram-simple-size-m", "3"],
-        ["--model-draft", str(DEMO_MODEL), "--spec-type", "draft-simple"],
-    ],
-    ids=["n-gram", "draft"],
-)
-def test_speculation_changes_no_answer(options: list[str], llm: pypcd.Llama) -> None:
-    with running(*options) as server:
+def test_speculation_changes_no_answer(llm: pypcd.Llama) -> None:
+    """By a second model: see test_serve_begin.py."""
+    sizes = "--spec-ngram-simple-size-n", "2", "--spec-ngram-simple-size-m", "3"
+    with running("--spec-type", "ngram-simple", *sizes) as server:
         drafted = 0
         for setting in (False, STRONG, "cautious"):
             answer = complete(server, PROMPTS[0] * 3, pcd=setting, n_predict=48, ignore_eos=True)

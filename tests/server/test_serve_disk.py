@@ -62,18 +62,18 @@ def without(monkeypatch: pytest.MonkeyPatch, model: str, ask_it: Callable[[Serve
             return ask_it(server)
 
 
-@pytest.mark.parametrize("pcd", [False, "paper", "window"])
-@pytest.mark.parametrize("arch", ["llama", "gemma3", "lfm2"])
+@pytest.mark.parametrize(
+    ("arch", "pcd"),
+    [("llama", False), ("llama", "paper"), ("gemma3", "window"), ("lfm2", False)],
+)
 def test_a_new_process_goes_on_where_another_has_read(
     tiny: Tiny, prompts: PromptCache, monkeypatch: pytest.MonkeyPatch, arch: str, pcd: Any
 ) -> None:
     path = str(tiny(arch, seed=3, chat_template=TEMPLATE, n_ctx_train=8192))
-    given: dict[str, Any] = {"pcd": pcd, "pcd_required": False, "parallel": 1}
+    given: dict[str, Any] = {"pcd": pcd, "parallel": 1}
     expected = without(monkeypatch, path, lambda server: answer_of(server), **given)
     assert not prompts.entries()
     with ready(path, **given) as server:
-        if pcd and server.refusals():
-            pytest.skip(f"{arch} cannot run {pcd}")
         first = answer_of(server)
         again = answer_of(server)
     (entry,) = prompts.entries()
@@ -163,13 +163,7 @@ def test_what_is_not_the_servers_own_is_left_alone(model: str, prompts: PromptCa
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        flip,
-        lambda path: path.write_bytes(path.read_bytes()[:-5000]),
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(b"x" * 100_000),
-        of_another_version,
-    ],
+    [flip, lambda path: path.write_bytes(path.read_bytes()[:-5000]), of_another_version],
 )
 def test_a_damaged_file_is_removed_and_the_prompt_is_read_again(
     model: str, prompts: PromptCache, damage: Callable[[Path], Any]
@@ -240,7 +234,7 @@ def test_a_server_that_is_killed_leaves_nothing_wrong(model: str, prompts: Promp
     (entry,) = prompts.entries()
     size = entry.n_bytes
     entry.path.unlink()
-    for wait in (0.0, 0.002, 0.005, 0.02):
+    for wait in (0.0, 0.005):
         with ready(model, parallel=1) as server:
             assert server._process is not None
             with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -274,25 +268,19 @@ def test_each_model_of_a_router_has_its_own(tiny: Tiny, prompts: PromptCache, tm
     assert run() == [entry.n_tokens for entry in prompts.entries()]
 
 
-@pytest.mark.parametrize("pcd", [False, "unsure", "window"])
+@pytest.mark.parametrize("pcd", ["unsure", "window"])
 def test_a_question_that_is_asked_again_gets_the_same_logits(model: str, pcd: Any) -> None:
-    """With PCD, that is: a contrast multiplies rounding, so that the last token of a prompt is evaluated by itself."""
+    """A contrast multiplies rounding, so that the last token of a prompt is evaluated by itself."""
 
     def rows(server: Server) -> list[Any]:
-        body = {
-            "messages": [{"role": "user", "content": TEXT + QUESTION}],
-            "max_tokens": 3,
-            "logprobs": True,
-            "top_logprobs": 5,
-        }
-        _, answer = ask(server, CHAT, {**body, "pcd": pcd})
+        messages = [{"role": "user", "content": TEXT + QUESTION}]
+        body = {"messages": messages, "max_tokens": 3, "logprobs": True, "top_logprobs": 5, "pcd": pcd}
+        _, answer = ask(server, CHAT, body)
         return [answer["choices"][0]["logprobs"], answer["timings"]["cache_n"]]
 
     with ready(model, parallel=1) as server:
         first, again = rows(server), rows(server)
-    assert first[1] == 0 and again[1] > MIN_TOKENS
-    if pcd:
-        assert first[0] == again[0]
+    assert first[1] == 0 and again[1] > MIN_TOKENS and first[0] == again[0]
 
 
 @pytest.mark.parametrize("pcd", [False, "window"])

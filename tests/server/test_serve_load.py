@@ -23,7 +23,7 @@ from pypcd.server import Server
 
 pytest_plugins = ["serving"]  # fixtures
 
-SECONDS = float(os.environ.get("PYPCD_LOAD_SECONDS", "6"))
+SECONDS = float(os.environ.get("PYPCD_LOAD_SECONDS", "4"))
 N_CLIENTS = int(os.environ.get("PYPCD_LOAD_CLIENTS", "16"))
 N_LEAST = 6  # requests of each client, however slow the machine is
 SETTINGS: list[Any] = [False, True, "cautious", {"beta": 8.0}, {"window": 16}, {"adaptive": "jsd", "beta": 20.0}]
@@ -111,37 +111,14 @@ def test_every_answer_is_its_own_memory_is_flat_and_no_slot_stays_busy(llm: pypc
 
 # -- mutated bodies ---------------------------------------------------------------------------------------------------
 
-N_BODIES = int(os.environ.get("PYPCD_LOAD_BODIES", "200"))
+N_BODIES = int(os.environ.get("PYPCD_LOAD_BODIES", "150"))
 HI = [{"role": "user", "content": "hi"}]
-COMPLETION = {
-    "prompt": "a b",
-    "n_predict": 2,
-    "temperature": 0,
-    "n_probs": 2,
-    "stop": ["x"],
-    "pcd": "cautious",
-    "seed": 1,
-}
+COMPLETION = {"prompt": "a b", "n_predict": 2, "temperature": 0, "n_probs": 2, "stop": ["x"], "pcd": "cautious"}
+FORM = {"type": "json_object"}
 RIGHT: dict[str, dict[str, Any]] = {
     "/completion": {**COMPLETION, "logit_bias": [[5, 1.0]], "stream": False, "samplers": ["top_k"], "id_slot": -1},
-    "/v1/completions": {
-        "prompt": "a b",
-        "max_tokens": 2,
-        "n": 1,
-        "logprobs": 2,
-        "model": "demo:pcd",
-        "pcd": {"beta": 1.5},
-    },
-    "/v1/chat/completions": {
-        "messages": HI,
-        "max_tokens": 2,
-        "pcd": True,
-        "model": "demo:pcd-unsure",
-        "tools": [],
-        "logprobs": True,
-        "top_logprobs": 2,
-        "response_format": {"type": "json_object"},
-    },
+    "/v1/completions": {"prompt": "a b", "n": 1, "logprobs": 2, "model": "demo:pcd", "pcd": {"beta": 1.5}},
+    "/v1/chat/completions": {"messages": HI, "pcd": True, "tools": [], "logprobs": True, "response_format": FORM},
     "/v1/responses": {
         "input": "hi",
         "max_output_tokens": 2,
@@ -152,32 +129,17 @@ RIGHT: dict[str, dict[str, Any]] = {
 }
 FILE = {"filename": "a.txt", "file_data": "YS4KCmIu"}
 TEXTS = [{"name": "a", "text": "a.\n\nb."}]
+DOCUMENT = {"type": "document", "source": {"type": "text", "data": "a.\n\nb."}, "title": "x"}
+
+
+def with_file(file: dict[str, Any], kind: str = "text") -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [file, {"type": kind, "text": "hi"}]}]
+
+
 WITH_DOCUMENTS: dict[str, dict[str, Any]] = {  # which stock llama-server has not
-    "/chat/completions": {
-        "messages": [
-            {"role": "user", "content": [{"type": "file", "file": FILE}, {"type": "text", "text": "hi"}]},
-        ],
-        "max_tokens": 2,
-        "documents": TEXTS,
-        "replay": True,
-    },
-    "/responses": {
-        "input": [{"role": "user", "content": [{"type": "input_file", **FILE}, {"type": "input_text", "text": "hi"}]}],
-        "max_output_tokens": 2,
-    },
-    "/v1/messages": {
-        "messages": [
-            {
-                "role": "user",
-                "content": [
-                    {"type": "document", "source": {"type": "text", "data": "a.\n\nb."}, "title": "x"},
-                    {"type": "text", "text": "hi"},
-                ],
-            }
-        ],
-        "max_tokens": 2,
-        "documents": TEXTS,
-    },
+    "/chat/completions": {"messages": with_file({"type": "file", "file": FILE}), "documents": TEXTS, "replay": True},
+    "/responses": {"input": with_file({"type": "input_file", **FILE}, "input_text"), "max_output_tokens": 2},
+    "/v1/messages": {"messages": with_file(DOCUMENT), "max_tokens": 2, "documents": TEXTS},
     "/documents": FILE,
 }
 # what it tells as a fault of its own; test_serve_stock.py
@@ -214,9 +176,11 @@ def body(rng: random.Random, right: dict[str, dict[str, Any]] = RIGHT) -> tuple[
         made = mutated(made, rng)
         if not isinstance(made, dict):
             break
-        made = {  # no test should wait for a thousand tokens
-            name: min(value, 4) if name.startswith(("n_predict", "max_")) and isinstance(value, (int, float)) else value
-            for name, value in {"n_predict": 2, **made}.items()
+        made = {  # no test should wait for a thousand tokens, or for -1, which is as many as there is room for
+            name: max(0, min(value, 4))
+            if name.startswith(("n_predict", "max_")) and isinstance(value, (int, float))
+            else value
+            for name, value in {"n_predict": 2, "max_tokens": 2, **made}.items()
         }
     text = json.dumps(made)
     if rng.random() < 0.05:

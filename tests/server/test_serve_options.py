@@ -13,13 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from clients import LOOK_UP, check_call
-from conftest import Tiny
 from serving import BASE, MESSAGES, MUTE_ROUTES, PROMPTS, SMALL, ask, complete, is_greedy, ready, refused
 
 import pypcd
 from pypcd import PCDConfig
-from pypcd.llama import machine
-from pypcd.server import OptionError, Server, model_list
+from pypcd.server import Server
 
 pytest_plugins = ["serving", "clients"]  # fixtures
 
@@ -34,16 +32,10 @@ def running(*options: str, **given: Any) -> contextlib.AbstractContextManager[Se
 
 
 @pytest.mark.parametrize("pcd", [BASE, False])
-def test_backend_sampling_gives_way_to_requests_with_pcd(
-    pcd: Any,
-    server: Server,
-    llm: pypcd.Llama,
-) -> None:
+def test_backend_sampling_gives_way_to_requests_with_pcd(pcd: Any, llm: pypcd.Llama) -> None:
     with running("--backend-sampling", pcd=pcd) as sampling:
-        told = ask(sampling, "/props")[1]["pcd"]
-        assert told["default"] == bool(pcd) and "refusal" not in told
-        assert told["presets"] == ask(server, "/props")[1]["pcd"]["presets"]
-        for setting in ("paper", "cautious", {"beta": 4.0}):
+        assert sampling.refusals() == {}
+        for setting in ("cautious", {"beta": 4.0}):
             answer = complete(sampling, PROMPTS[0], pcd=setting)
             assert answer["timings"]["pcd_twins"] > 0
             is_greedy(llm, PROMPTS[0], setting, answer["tokens"])
@@ -121,34 +113,6 @@ def test_an_answer_that_does_not_match_its_format_is_a_fault_of_the_server(tools
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
 
 
-# -- another server behind this one ------------------------------------------------------------------------------------
-
-
-def test_an_unreachable_target_of_the_proxy_is_no_model() -> None:
-    with socket.socket() as closed, running("--ui-mcp-proxy", parallel=1) as server:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
-        for body in (None, {"pcd": 1}):  # another program's
-            status, said = ask(server, f"/cors-proxy?url=http://127.0.0.1:{port}/", body)
-            assert (status, said) == (500, "proxy error: Could not establish connection")
-
-
-# -- names -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("options", "name"), [(["--alias", "zeta"], "zeta"), (["-a", "zeta, beta"], "beta")])
-def test_an_alias_wins(options: list[str], name: str) -> None:
-    with running(*options, pcd="cautious") as server:
-        assert server.names()[0] == name and list(server.configs) == [name]
-        assert f"{name}:pcd-cautious" in server.names()
-        assert complete(server, "a", n_predict=1)["model"] == name
-
-
-def test_an_alias_is_for_one_model(tiny: Tiny) -> None:
-    with pytest.raises(OptionError, match=r"--alias is 'zeta', a name for one model; .*models\.ini"):
-        Server(model_list.read(["demo", str(tiny("llama"))]), port=0, options=["--alias", "zeta"])
-
-
 # -- addresses ---------------------------------------------------------------------------------------------------------
 
 
@@ -182,34 +146,13 @@ def test_it_listens_on_several_addresses(both: str) -> None:
         for address in server.hosts:
             with pytest.raises(OSError, match=rf"port is {server.port}, which {address} cannot listen on"):
                 Server("demo", host=address, port=server.port)
-    for host in ("::1", "[::1]") if "::1" in both else ():  # as in a URL
-        made = Server("demo", port=0, host=host)
-        assert made.url == f"http://[::1]:{made.port}" and made.command[made.command.index("--host") + 1] == "::1"
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere 127.0.0.2 need not be this machine's")
-def test_each_of_several_names_is_its_own() -> None:
-    name = socket.gethostname()
-    try:
-        machine.free_port(name, 0)
-    except OSError:
-        pytest.skip(f"this machine's name, {name}, does not lead to it: where it does, this runs")
-    with running(host=f"127.0.0.2,{name}") as server:
-        assert status_at("127.0.0.2", server.port, name) == 200
-        assert status_at("127.0.0.2", server.port, f"x{name}") == 403
-
-
-@pytest.mark.parametrize("host", ["", " , ", "127.0.0.1,300.1.1.1"])
-def test_no_address_is_refused_and_so_is_a_second_one_that_is_none(host: str) -> None:
-    with pytest.raises((ValueError, OSError), match="host is "):
-        Server("demo", host=host)
 
 
 # -- a setting written as text means what it means in pypcd.Llama(pcd=...) --------------------------------------------------
 
 VALUES = {  # of the fields that a request may change
-    "beta": ["1", "0.5", ".5", "2.", "1e1", "+3", "-1", "x", "1e400", "inf", "nan", "0x10", "none", "1e", "--1"],
-    "gamma": ["5", "007", "+8", "0", "1.0", "1e2", "-3", "99999999999999999999", "off"],
+    "beta": ["1", ".5", "2.", "1e1", "+3", "-1", "x", "1e400", "inf", "nan", "0x10", "none", "1e", "--1"],
+    "gamma": ["5", "007", "+8", "0", "1.0", "1e2", "99999999999999999999", "off"],
     "relative_top": ["0", "0.1", "1e-2", "1.5", "-0.1"],
     "adaptive": ["jsd", "none", "off", "None", "JSD", "0"],
     "min_context": ["0", "300", "-1", "3.5"],
@@ -260,7 +203,7 @@ def test_a_text_means_what_it_means_in_python(server: Server) -> None:
             own = {name: getattr(wanted, name) for name in VALUES}
             assert {name: got[name] for name in own} == pytest.approx(own), given
         kinds["setting" if wanted else "off"] += 1
-    assert min(kinds.values()) >= 3 and kinds["setting"] > 100 and kinds["refused"] > 100, kinds
+    assert min(kinds.values()) >= 3 and kinds["setting"] > 90 and kinds["refused"] > 90, kinds
 
 
 def test_a_text_is_a_whole_setting_and_an_object_a_change() -> None:
@@ -280,7 +223,7 @@ def test_a_text_is_a_whole_setting_and_an_object_a_change() -> None:
 
 def test_a_text_that_means_another_rotation_is_refused_and_an_object_is_not() -> None:
     with ready(pcd="alpha=0.3:cache=shared:evaluation=alternate", parallel=1) as made:
-        for given in ("beta=1.5", "gamma=5", "paper"):
+        for given in ("beta=1.5", "paper"):
             said = refused(made, pcd=given)
             assert said.startswith("Field 'pcd': ") and ("only" in said or "alpha" in said), said
         own = complete(made, "a", n_predict=1, pcd={"beta": 1.5})["generation_settings"]["pcd"]

@@ -32,16 +32,13 @@ def refused(answer: tuple[int, Any], *words: str) -> None:
 
 
 REFUSED = [
-    *({"Host": host} for host in ("evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "1e.2e")),
-    {"Host": "localhost.evil.example"},  # names that were made to lead here
-    *({"Origin": origin} for origin in ("http://evil.example", "https://evil.example:8080", "null", "file://")),
-    {"Origin": "http://localhost.evil.example"},
+    *({"Host": host} for host in ("evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil.example")),
+    *({"Origin": origin} for origin in ("http://evil.example", "null", "http://localhost.evil.example")),
     {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},  # a picture
 ]
 ANSWERED = [
-    *({"Host": host} for host in ("127.0.0.1:{port}", "127.0.0.1", "localhost:{port}", "LOCALHOST", "me.localhost")),
-    *({"Host": host} for host in ("[::1]:{port}", "192.168.1.7:8080")),
-    *({"Origin": origin} for origin in ("http://localhost:3000", "http://127.0.0.1:{port}", "http://[::1]:1")),
+    *({"Host": host} for host in ("127.0.0.1:{port}", "LOCALHOST", "me.localhost", "[::1]:{port}", "192.168.1.7:8080")),
+    *({"Origin": origin} for origin in ("http://localhost:3000", "http://[::1]:1")),
     {"Origin": "http://192.168.1.7:8080", "Host": "192.168.1.7:8080"},
     {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"},
     {"Origin": "http://localhost:3000", "Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"},

@@ -31,7 +31,6 @@ pytest_plugins = ["serving"]  # fixtures
 CONF = Path(__file__).parents[2] / "docs" / "nginx.conf"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/bin")
 KEY = {"Authorization": "Bearer secret"}
-OTHER_KEY = {"Authorization": "Bearer other"}
 SETTINGS: list[Any] = [False, True, "cautious", {"beta": 8.0}]
 ENDLESS = {"prompt": "a", "n_predict": -1, "ignore_eos": True}
 
@@ -131,11 +130,9 @@ def test_both_answer_as_each_does(servers: list[Server], proxy: Any, llm: pypcd.
     assert status == 400 and "beta is -1" in answer["error"]["message"]
 
 
-def test_a_stream_comes_as_it_is_written_and_ends_with_its_client(servers: list[Server], proxy: Any) -> None:
+def test_a_stream_ends_with_its_client(servers: list[Server], proxy: Any) -> None:
     connection, response = stream(proxy.port)
-    for _ in range(5):
-        assert response.readline().startswith(b"data: ") and response.readline() == b"\n"
-    assert sum(map(n_active, servers)) == 1, "it is still being written"
+    assert response.readline().startswith(b"data: ") and sum(map(n_active, servers)) == 1
     response.close()
     connection.close()
     assert within(lambda: sum(map(n_active, servers)) == 0)
@@ -215,22 +212,3 @@ def test_nginx_passes_over_a_server_that_still_loads(keys: Path, tmp_path: Path)
         assert ask(one, "/completion", {"prompt": "a"}, **KEY)[0] == ask(one, "/health")[0] == 503
         for _ in range(4):
             assert ask(proxy, "/completion", {"prompt": "a", "n_predict": 1}, **KEY)[0] == 200
-
-
-def test_requests_of_one_key_go_to_one_server_whose_cache_they_find(servers: list[Server], tmp_path: Path) -> None:
-    """The docs' other line, instead of least_conn."""
-
-    def sticky(conf: str) -> str:
-        lines = [line for line in conf.splitlines() if not line.strip().startswith("least_conn;")]
-        return "\n".join(lines).replace("# hash $http_authorization", "hash $http_authorization") + "\n"
-
-    long = " ".join(PROMPTS) * 8
-    with nginx(servers, tmp_path, sticky) as proxy:
-        for key in (KEY, OTHER_KEY):
-            before = [n_tokens(server) for server in servers]
-            n_cached = []
-            for i in range(6):
-                body = {"prompt": f"{long} {i}", "n_predict": 2, "ignore_eos": True}
-                n_cached.append(ask(proxy, "/completion", body, **key)[1]["timings"]["cache_n"])
-            assert min(n_cached[1:]) > 100, n_cached
-            assert sorted(n_tokens(server) - old for server, old in zip(servers, before)) == [0, 12]

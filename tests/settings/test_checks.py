@@ -19,13 +19,6 @@ from pypcd.decode import Control, Sampling
 from pypcd.evaluation import Plan
 from pypcd.evaluation.tasks.size import check_cell
 from pypcd.settings.ranges import Choice, Integer, Number, OrNone, literal
-from research.decay import Decay
-from research.methods.beam import Beam
-from research.methods.cad import CAD
-from research.methods.dola import DoLa
-from research.methods.edits import AttentionSort, MedoidVote
-from research.methods.mspoe import MsPoE
-from research.methods.selfextend import SelfExtend
 
 
 def plan(**values: Any) -> Plan:
@@ -36,19 +29,9 @@ def plan(**values: Any) -> Plan:
 INTEGERS: dict[str, tuple[Callable[[Any], Any], int]] = {
     "PCDConfig.gamma": (lambda v: PCDConfig(gamma=v).gamma, 7),
     "PCDConfig.n_sink": (lambda v: PCDConfig(n_sink=v).n_sink, 7),
-    "Beam.n": (lambda v: Beam(v).n, 7),
     "Sampling.top_k": (lambda v: Sampling(top_k=v).top_k, 7),
     "Sampling.seed": (lambda v: Sampling(seed=v).seed, 7),
-    "AttentionSort.rounds": (lambda v: AttentionSort(v).rounds, 7),
-    "MedoidVote.n": (lambda v: MedoidVote(v).n, 7),
-    "MedoidVote.seed": (lambda v: MedoidVote(seed=v).seed, 7),
-    "SelfExtend.n": (lambda v: SelfExtend(v, width=700).n, 7),
-    "SelfExtend.width": (lambda v: SelfExtend(7, width=v).width, 700),
-    "MsPoE.first_layer": (lambda v: MsPoE(first_layer=v).first_layer, 7),
     "Control.n_steps": (lambda v: Control(n_steps=v).n_steps, 7),
-    "DoLa.layers": (lambda v: DoLa((v,)).layers[0], 7),
-    "Decay.d": (lambda v: Decay(d=v).d, 64),
-    "Decay.length": (lambda v: Decay(length=v).length, 64),
     "Plan.n": (lambda v: plan(n=v).n, 7),
     "Plan.seed": (lambda v: plan(seed=v).seed, 7),
     "check_cell.n": (lambda v: check_cell(v, 64) or 7, 7),
@@ -61,16 +44,8 @@ INTEGERS: dict[str, tuple[Callable[[Any], Any], int]] = {
 NUMBERS: dict[str, tuple[Callable[[Any], Any], float]] = {
     "PCDConfig.beta": (lambda v: PCDConfig(beta=v).beta, 0.5),
     "PCDConfig.base_ratio": (lambda v: PCDConfig(base_ratio=v).base_ratio, 0.5),
-    "Beam.length_penalty": (lambda v: Beam(2, v).length_penalty, 0.5),
     "Sampling.temperature": (lambda v: Sampling(temperature=v).temperature, 0.5),
     "Sampling.top_p": (lambda v: Sampling(top_p=v).top_p, 0.5),
-    "MsPoE.min_ratio": (lambda v: MsPoE(min_ratio=v).min_ratio, 0.5),
-    "MsPoE.max_ratio": (lambda v: MsPoE(min_ratio=0.25, max_ratio=v).max_ratio, 0.5),
-    "DoLa.relative_top": (lambda v: DoLa(relative_top=v).relative_top, 0.5),
-    "CAD.alpha": (lambda v: CAD(v).alpha, 0.5),
-    "Decay.base": (lambda v: Decay(base=v, over_base=1.25).base, 2.5),
-    "Decay.over_base": (lambda v: Decay(over_base=v).over_base, 2.5),
-    "Decay.alpha": (lambda v: Decay(alpha=v).alpha, 0.5),
     "GenerationSettings.top_p": (
         lambda v: getattr(settings := GenerationSettings(), settings.set("top_p", v)),
         0.5,

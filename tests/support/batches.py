@@ -38,6 +38,7 @@ SHORT_SLIDING: dict[str, Any] = {"swa_full": False, "n_ctx": 1024, "n_ubatch": 3
 WAYS: dict[str, tuple[str, Setting, dict[str, Any]]] = {
     "fused": ("llama", {"evaluation": "fused"}, {}),
     "alternate": ("llama", {"evaluation": "alternate"}, {}),
+    "alternate-sliding": ("gemma3", {"evaluation": "alternate", "cache": "shared"}, {}),
     "sequential": ("gemma3", {}, {**SHORT_SLIDING, "n_ubatch": 1}),
     "streams": ("llama", {"cache": "separate"}, {}),
     "streams-in-parts": ("llama", {"cache": "separate"}, {"n_ubatch": 5}),

@@ -169,9 +169,9 @@ class Watch:
 
 @pytest.fixture
 def open_page(chromium: Browser, served: Server) -> Iterator[Open]:
-    """open_page(server, script, greedy=True, width=1280, **what a browser context takes): a page in a context of its own, watched.
+    """open_page(server, script, greedy, width=1280, **what a browser context takes): a page in a context of its own, watched.
 
-    With a script the answers are the script's."""
+    With a script the answers are the script's; without one they are the server's, greedy and short unless `greedy` is False."""
     opened: list[tuple[BrowserContext, Watch]] = []
 
     def make(
@@ -184,10 +184,10 @@ def open_page(chromium: Browser, served: Server) -> Iterator[Open]:
         opened.append((context, Watch(context, server.url)))
         chat = Chat(context.new_page(), opened[-1][1], server)
         chat.go()
-        if greedy:
-            chat.set(temperature=0, longest_answer=24)
         if script:
             chat.play(script)
+        elif greedy:
+            chat.set(temperature=0, longest_answer=24)
         return chat
 
     try:

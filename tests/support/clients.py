@@ -4,7 +4,6 @@ template knows tools. Knows nothing of any one client.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import importlib
@@ -22,14 +21,7 @@ import pypcd
 from pypcd import engine
 from pypcd.server import Server
 
-QUIET = {  # what these packages would otherwise ask the internet for, or send there
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    "LANGSMITH_TRACING": "false",
-    "LANGCHAIN_TRACING_V2": "false",
-    "DO_NOT_TRACK": "1",
-    "NO_PROXY": "*",
-    "no_proxy": "*",
-}
+QUIET = {"DO_NOT_TRACK": "1", "NO_PROXY": "*", "no_proxy": "*"}
 
 
 # -- packages and the network -----------------------------------------------------------------------------------------
@@ -80,16 +72,6 @@ def offline() -> Iterator[None]:
     """A test that stays on this machine."""
     with staying_here():
         yield
-
-
-@pytest.fixture(scope="module")
-def loop() -> Iterator[None]:
-    """An event loop of this thread: LiteLLM makes one where there is none, and leaves it open."""
-    made = asyncio.new_event_loop()
-    asyncio.set_event_loop(made)
-    yield
-    asyncio.set_event_loop(None)
-    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -60,15 +60,8 @@ ggml_backend_buffer_t ggml_backend_alloc_ctx_tensors_from_buft(ggml_context * ct
     return fails() ? nullptr : next(ctx, buft);
 }
 
-static long n_planned;
-
-extern "C" long preload_n_planned() {
-    return n_planned;
-}
-
 bool ggml_backend_sched_reserve(ggml_backend_sched_t sched, ggml_cgraph * graph) {
     static const auto next = behind(ggml_backend_sched_reserve, __func__);
-    n_planned++;
     return !fails() && next(sched, graph);
 }
 

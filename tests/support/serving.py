@@ -79,8 +79,8 @@ def server() -> Iterator[Server]:
         yield made
 
 
-def ask(server: Server, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-    """The status and the answer, read as JSON where it is."""
+def ask(server: Any, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+    """The status and the answer of what has this port, read as JSON if it is."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
     data = body if isinstance(body, (bytes, type(None))) else json.dumps(body)
     connection.request("GET" if body is None else "POST", path, data, {"Content-Type": "application/json", **headers})

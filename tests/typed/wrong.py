@@ -20,7 +20,6 @@ pypcd.Llama("model.gguf", pcd={"cache": "sharde"})  # wrong
 pypcd.Llama("model.gguf", gpu=True)  # wrong
 pypcd.Llama("model.gguf", engine="stok")  # wrong
 pypcd.Llama.from_pretrained("owner/model")  # wrong
-pypcd.Llama.from_pretrained("owner/model", "*.gguf", n_ctxx=3)  # wrong
 
 pypcd.PCDConfig(bta=1.5)  # wrong
 pypcd.PCDConfig(beta="1.5")  # wrong
@@ -32,7 +31,6 @@ pypcd.PCDConfig().beta = 1.5  # wrong
 llm.pcd = 3.5  # wrong
 llm.pcd = {"bta": 1.5}  # wrong
 llm.set_sequence_pcd("1", True)  # wrong
-llm.pcd_for("1")  # wrong
 
 llm()  # wrong
 llm(3)  # wrong

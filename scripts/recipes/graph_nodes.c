@@ -1,4 +1,4 @@
-// Preloaded into a process (tests/support/graph_nodes.py): writes each graph that llama.cpp computes as a line of JSON, and lets our
+// Preloaded into a process (scripts/recipes/graph_nodes.py): writes each graph that llama.cpp computes as a line of JSON, and lets our
 // code take the CPU's caches for a device's. Knows nothing of PCD but the beginning of its functions' names.
 
 #define _GNU_SOURCE

@@ -1,6 +1,6 @@
 """Checks PCD on one model file of any architecture, against the same library with PCD off.
 
-    python tests/support/arch_checks.py MODEL [READING ...]
+    python scripts/recipes/arch_checks.py MODEL [READING ...]
 
 prints one line of JSON for the model and one for each reading: a way to make L*, the logits of the twin (rerotated,
 shared, separate, window). ggml aborts the process on some models, so use run(): it checks a model in a process of its
@@ -28,6 +28,8 @@ import pypcd  # it chooses the library that llama_cpp loads, so it comes first
 # isort: split
 import llama_cpp
 import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 from limits import allowed_nmse, two_shapes
 
 from pypcd.engine import _bindings as _native

@@ -1,4 +1,4 @@
-"""What the contrast does, token by token: the candidates' probabilities in L, in L* and after the contrast.
+"""`pypcd explain`: what the contrast does, token by token: the candidates' probabilities in L, in L* and after the contrast.
 
 L are the model's own logits, L* those of PCD's second, local-aware evaluation.
 """
@@ -15,9 +15,9 @@ from pypcd.decode import Session
 from pypcd.decode.vocabulary import Vocabulary
 from pypcd.errors import InputError
 from pypcd.settings.config import PCDConfig
-from pypcd.settings.formula import entropy, log_softmax, rank
+from pypcd.settings.formula import log_softmax, rank
 
-__all__ = ["Candidate", "Step", "explain", "strength_of"]
+__all__ = ["Candidate", "Step", "explain"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +29,9 @@ class Candidate:
         text: in quotes, safe for a terminal; "(end)" for the end of the answer.
         before: its probability in L.
         rank_before: its rank in L, from 1.
-        local: its probability in L*; None if L* was not evaluated: only one token was plausible, or the step is
-            below a floor (Step.below), for floors of entropy where token and twin are evaluated one after the other.
+        local: its probability in L*; None if L* was not evaluated: only one token was plausible, or a floor (min_context,
+            min_entropy, min_first_entropy) left the step plain, for floors of entropy where token and twin are evaluated one
+            after the other.
         after: its probability in the contrasted logits; 0 if it is excluded.
         rank_after: its rank there; None if it is excluded.
         is_chosen: whether it is the token that was written.
@@ -54,24 +55,27 @@ class Step:
 
     Attributes:
         index: from 0.
-        text: the token's text, as Candidate.text.
         candidates: the best ones before and after the contrast, and the best gold one, sorted as after the contrast.
-        is_changed: whether plain decoding would have written another token here.
         beta: the strength of the contrast here (PCDLogits.beta); None if nothing was contrasted.
-        below: why, if the step is plain decoding's: "min_context" (fewer tokens of context than the setting asks for,
-            here or, with min_first_entropy, where the answer began), "min_first_entropy" (the model was sure of the answer's
-            first token) or "min_entropy" (L has less entropy); else None.
     """
 
     index: int
-    text: str
     candidates: tuple[Candidate, ...]
-    is_changed: bool
-    beta: float | None = None
-    below: str | None = None
+    beta: float | None
 
-    def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+    @property
+    def chosen(self) -> Candidate:
+        """What was written."""
+        return next(c for c in self.candidates if c.is_chosen)
+
+    @property
+    def plain(self) -> Candidate:
+        """What plain decoding would have written here."""
+        return min(self.candidates, key=lambda c: (c.rank_before, c.token))
+
+    @property
+    def is_changed(self) -> bool:
+        return self.chosen != self.plain
 
 
 def explain(
@@ -99,21 +103,13 @@ def explain(
     if gold is not None and not gold.strip():
         raise InputError("gold is empty; give the right answer, or leave it out")
     written, right = b"", (gold or "").strip().encode()
-    is_early = len(tokens) < setting.min_context
-    left = "min_context" if is_early and setting.min_first_entropy else None  # why it is plain to the answer's end
     session.start(tokens, setting)
     try:
         for index in range(min(n_tokens, session.llm.n_ctx() - len(tokens))):
-            rows = session.llm.pcd_logits()
             marked = vocabulary.next_tokens(written, right) if gold is not None else []
-            step = _step(rows, vocabulary, index, n_top, set(marked))
-            if rows.beta is None and np.array_equal(rows.contrasted, rows.standard, equal_nan=True):
-                is_early = len(tokens) + index < setting.min_context
-                if index == 0 and entropy(rows.standard) < setting.min_first_entropy:
-                    left = left or "min_first_entropy"
-                step = dataclasses.replace(step, below="min_context" if is_early else left or "min_entropy")
+            step = _step(session.llm.pcd_logits(), vocabulary, index, n_top, set(marked))
             yield step
-            chosen = next(c.token for c in step.candidates if c.is_chosen)
+            chosen = step.chosen.token
             if session.is_end(chosen):
                 return
             written += vocabulary.text(chosen)
@@ -121,13 +117,6 @@ def explain(
                 session.step({0: chosen})
     finally:
         session.finish()
-
-
-def strength_of(step: Step) -> str:
-    """How strong a step's contrast was, in words."""
-    if step.below:
-        return f"no contrast: below {step.below}"
-    return "no contrast" if step.beta is None else f"beta {step.beta:.2f}"
 
 
 def _step(rows: Any, vocabulary: Vocabulary, index: int, n_top: int, gold: set[int]) -> Step:
@@ -154,4 +143,4 @@ def _step(rows: Any, vocabulary: Vocabulary, index: int, n_top: int, gold: set[i
         )
         for token in sorted(listed, key=lambda t: (-contrasted[t], -standard[t], t))
     ]
-    return Step(index, vocabulary.shown(chosen), tuple(candidates), chosen != int(standard.argmax()), rows.beta)
+    return Step(index, tuple(candidates), rows.beta)

@@ -3,7 +3,7 @@
 Graphs are read where llama.cpp hands them to ggml's scheduler, by a small library that is preloaded into a process of its own
 (graph_nodes.c). The graphs are those of a device with memory of its own, computed on the CPU. Knows nothing of backends.
 
-    python tests/support/graph_nodes.py    # in an environment with pypcd and a C compiler: the operations of docs/lab/backends.md, with the types of operands
+    python scripts/recipes/graph_nodes.py    # in an environment with pypcd and a C compiler: these operations, with the types of operands
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CACHES = {
     "q8_0 flash": ("q8_0", "q8_0", True),
 }
 
-# Each mode as the docs call it, and the settings that are tried in it.
+# Each mode, and the settings that are tried in it.
 MODES: dict[str, list[dict[str, Any]]] = {
     "rerotated": [{}, {"window": 20}, {"type_k_over": "q8_0"}],
     "shared": [{"cache": "shared"}],
@@ -51,7 +51,7 @@ MODES: dict[str, list[dict[str, Any]]] = {
     "window": [{"perturbation": "none", "window": 20}],
     "noise": [{"perturbation": "noise", "cache": "shared", "noise": 0.3}],
 }
-N_SHORT, N_LONG = 90, 1400  # of the second length a window leaves out enough to be worth an attention of its own
+N_SHORT, N_LONG = 90, 1100  # of the second length a window leaves out enough to be worth an attention of its own
 
 
 # --- reading ---
@@ -125,6 +125,8 @@ def record(shim: Path, folder: Path) -> dict[str, list[str]]:
 
     # isort: split
     import llama_cpp
+
+    sys.path.append(str(HERE.parents[1] / "tests" / "support"))
     from tiny_gguf import write_tiny_gguf
 
     library, lines = ctypes.CDLL(str(shim)), folder / "graphs"
@@ -149,7 +151,7 @@ def record(shim: Path, folder: Path) -> dict[str, list[str]]:
                 continue  # its values are a part of its keys
             seen: dict[str, set[str]] = defaultdict(set)
             for n in (N_SHORT, N_LONG):
-                options = {"n_ctx": 256 if n == N_SHORT else 1536, "n_batch": 64, "n_threads": 1, "n_gpu_layers": 0}
+                options = {"n_ctx": 256 if n == N_SHORT else 1280, "n_batch": 64, "n_threads": 1, "n_gpu_layers": 0}
                 cache = {"type_k": types[type_k], "type_v": types[type_v], "flash_attn": flash}
                 llm = pypcd.Llama(path, pcd=False, **options, **cache)
                 text = [1 + i % 300 for i in range(n)]
@@ -188,7 +190,7 @@ def run(folder: Path) -> dict[str, list[str]]:
 
 
 def table(nodes: dict[str, list[str]]) -> list[tuple[str, str, str]]:
-    """(operation, its types, modes) for each operation, as the docs show it."""
+    """(operation, its types, modes) for each operation."""
     grouped: dict[str, list[str]] = defaultdict(list)
     modes: dict[str, set[str]] = defaultdict(set)
     for node, found in nodes.items():
