@@ -63,7 +63,6 @@ class NoLiMa(Task):
     name = "nolima"
     metric = "accuracy"
     max_tokens = 192
-    one_text = True
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         """As Task.samples().

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import llama_cpp
@@ -14,7 +14,6 @@ from pypcd.errors import UnsupportedError
 
 __all__ = [
     "check_decoder",
-    "detokenize",
     "is_end",
     "is_recurrent",
     "n_bytes",
@@ -110,15 +109,3 @@ def token_bytes(llm: llama_cpp.Llama, token: int) -> bytes:
 def token_text(llm: llama_cpp.Llama, token: int) -> str:
     """A token as the vocabulary writes it, control tokens too; empty for -1, which means no token."""
     return str(llm._model.token_get_text(token)) if token != -1 else ""
-
-
-def detokenize(llm: llama_cpp.Llama, tokens: Sequence[int]) -> bytes:
-    """The text of several tokens, without control tokens and without the space that some vocabularies put first."""
-    given = (llama_cpp.llama_token * len(tokens))(*tokens)
-    size = 16 * len(tokens) + 16
-    while True:
-        text = ctypes.create_string_buffer(size)
-        n = llama_cpp.llama_detokenize(vocabulary(llm), given, len(tokens), text, size, False, False)
-        if n >= 0:
-            return text.raw[:n]
-        size = -n

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from pypcd import engine
 from pypcd.errors import InputError, PCDError
 from pypcd.settings.config import PCDConfig
-from pypcd.settings.formula import log_softmax
+from pypcd.settings.formula import log_softmax, plausible
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama
@@ -62,13 +62,8 @@ def choice(standard: Logits, contrasted: Logits, config: PCDConfig) -> int:
         standard: L.
         contrasted: the row without a cut.
     """
-    row = np.where(np.abs(standard) < 1e30, standard, -np.inf)
-    least = np.partition(row, -config.gamma)[-config.gamma] if config.gamma < len(row) else -np.inf
-    kept = np.flatnonzero((row >= least) & (row > -np.inf))
-    kept = np.sort(kept[np.argsort(-row[kept], kind="stable")[: config.gamma]])  # the lower id where logits are equal
-    if config.relative_top > 0.0:
-        kept = kept[row[kept] >= row.max() + np.log(config.relative_top)]
-    return int(kept[contrasted[kept].argmax()]) if len(kept) else int(row.argmax())
+    kept = plausible(standard, gamma=config.gamma, relative_top=config.relative_top)
+    return int(kept[contrasted[kept].argmax()]) if len(kept) else int(standard.argmax())
 
 
 class Texts:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import Tiny
-from fake_tokenizer import Pieces, Words
+from fake_tokenizer import Words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +34,7 @@ PART = {
     "graphwalks": 80,
     "niah": 130,
     "kv": 130,
-    "xquad": 700,
+    "xquad": 740,  # its longest paragraph has 728
 }
 PART |= {"vt": 60, "fwe": 60, "cwe": 150}  # a word more is several times in the list
 
@@ -57,19 +56,6 @@ def test_a_group_stands_for_its_tasks() -> None:
     for name, remedy in (("everyday", "everyday-facts"), ("evryday", "did you mean 'everyday'")):
         with pytest.raises(ValueError, match=remedy):
             task(name)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_tasks_of_one_text_say_so(name: str) -> None:
-    made = task(name)
-    for sample in made.samples(3, 4000, Pieces(), 0):
-        (answer, *others) = sample.answers
-        one = (
-            not others
-            and not sample.grammar
-            and {made.score(answer, sample), made.score(answer[:-1], sample)} <= {0.0, 1.0}
-        )
-        assert (one and made.metric != "F1" and made.score(answer, sample) == 1.0) == made.one_text
 
 
 # -- what holds for every task ----------------------------------------------------------------
@@ -184,18 +170,3 @@ def test_a_models_tokenizer_counts_what_the_model_reads(llm: pypcd.Llama) -> Non
     prompt = Prompt("a ", ("b", "c"), ", ", " d", " e", (("f", "g"),))
     for chat in (False, True):
         assert ModelTokenizer(llm, chat=chat).count(prompt) == len(prompt_tokens(llm, prompt, chat=chat))
-
-
-@pytest.mark.parametrize("model", ["demo", "tiny"])
-@pytest.mark.parametrize("text", ["", 'Key: "ab12-cd34"', "  two spaces\n", "漢字 é", "x y " * 3000])
-def test_a_models_tokenizer_decodes_what_it_encodes(llm: pypcd.Llama, tiny: Tiny, model: str, text: str) -> None:
-    llm = llm if model == "demo" else pypcd.Llama(tiny(), n_ctx=64, n_threads=1)
-    tokenizer = ModelTokenizer(llm)
-    tokens = tokenizer.encode(text)
-    assert tokens == llm.tokenize(text.encode(), special=False)
-    assert tokenizer.decode(tokens) == text
-
-
-def test_a_cut_within_a_letter_is_a_replacement_character(tiny: Tiny) -> None:
-    tokenizer = ModelTokenizer(pypcd.Llama(tiny(), n_ctx=64, n_threads=1))
-    assert tokenizer.decode(tokenizer.encode("a漢")[:-1]) == "a\ufffd"  # the tiny models' tokenizers fall back to bytes

@@ -57,7 +57,7 @@ USES: dict[str, str] = {  # each public method and property that needs the model
 }
 ENGINE = (
     "decode(llm, [(1, 0, 0, True)]); row(llm); rewind(llm, 0); copy_sequence(llm, 0, 1); "
-    "set_abort(llm, lambda: True); is_end(llm, 1); token_bytes(llm, 1); detokenize(llm, [1]); n_layer(llm); check_decoder(llm); "
+    "set_abort(llm, lambda: True); is_end(llm, 1); token_bytes(llm, 1); n_layer(llm); check_decoder(llm); "
     "pcd(llm).set(None); pcd(llm).logits(0); pcd(llm).init_sampler(-1)"
 )
 LOW = {

@@ -32,7 +32,6 @@ class Chat(frozen.Written[frozen.Row]):
     what: Literal["known", "earlier"]
 
     metric = "accuracy"
-    one_text = True
     max_tokens = 16
     smallest = 0
 

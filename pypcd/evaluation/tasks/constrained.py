@@ -78,10 +78,6 @@ class ObjectNeedle(NIAH):
 
     metric = "values"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.one_text = False
-
     def score(self, prediction: str, sample: Sample) -> float:
         return share_of_values(prediction, sample.answers[0])
 
@@ -108,8 +104,6 @@ class ObjectNeedle(NIAH):
 @dataclasses.dataclass(frozen=True)
 class ObjectKV(KV):
     """Pairs of keys and values; the grammar allows any value of their form, and nothing else."""
-
-    one_text = False
 
     def questions(self, n: int, size: int, seed: int = 0) -> Iterator[Sample]:
         digits = ' "-" '.join(f"[0-9a-f]{{{n}}}" for n in self.groups)

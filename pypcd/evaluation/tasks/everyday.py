@@ -80,7 +80,6 @@ class Everyday(frozen.Written["Asked"]):
     way: Literal["shots", "behind"] = "shots"
 
     metric = "accuracy"
-    one_text = True
     smallest = FEWEST
 
     def __post_init__(self) -> None:

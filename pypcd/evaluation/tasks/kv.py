@@ -41,7 +41,6 @@ class KV(Sized):
     after = ""
     separators = KV_SEPARATORS
     metric = "accuracy"
-    one_text = True
     smallest = 2
 
     def questions(self, n: int, size: int, seed: int = 0) -> Iterator[Sample]:

@@ -42,7 +42,6 @@ class XQuAD(frozen.Written["_Question"]):
     name = "xquad"
     metric = "accuracy"
     max_tokens = 32
-    one_text = True
     stop = "\n"
 
     @property

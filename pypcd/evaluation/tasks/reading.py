@@ -37,7 +37,6 @@ class Reading(Sized):
     max_tokens: int = 16
 
     metric = "accuracy"
-    one_text = True
 
     def __post_init__(self) -> None:
         self.name = f"reading-{self.kind}"

@@ -126,7 +126,6 @@ class NIAH(_Ruler, Sized):
 
     def __post_init__(self) -> None:
         self.smallest = self.n_queries * self.n_values  # the needles that the question is about
-        self.one_text = self.smallest == 1
 
     def questions(self, n: int, size: int, seed: int = 0) -> Iterator[Sample]:
         # published figures are on these questions: seeding and order of draws must not change

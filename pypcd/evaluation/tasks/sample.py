@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from pypcd.prompt import Prompt
@@ -24,10 +24,6 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """A plain text's tokens, without a template but with what the model puts before every text (such as BOS)."""
-        ...
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; special tokens have none."""
         ...
 
 
@@ -76,7 +72,6 @@ class Task(abc.ABC):
         max_tokens: the longest answer.
         stop: the text that ends an answer, besides the model's own end token; "" if none does.
         may_exceed: whether prompts may have more than n_tokens, since a publication or a file fixes their size.
-        one_text: whether each question has one text that is right, an answer is right or wrong, and no grammar constrains it.
     """
 
     name: str
@@ -84,7 +79,6 @@ class Task(abc.ABC):
     max_tokens: int
     stop: str = ""
     may_exceed: bool = False
-    one_text: bool = False
 
     @property
     def n_questions(self) -> int | None:
