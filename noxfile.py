@@ -112,6 +112,7 @@ def stock(session: nox.Session, version: str) -> None:
     session.run_install("pip", "wheel", "--no-deps", "--wheel-dir", out, ".", "-C", "wheel.cmake=false")
     (wheel,) = Path(out).glob("llama_pcd-*.whl")
     session.install(str(llama), str(wheel), "pytest>=8", "hypothesis", "gguf>=0.10", "pyyaml")
+    session.install("--force-reinstall", "--no-deps", str(wheel))  # of the same version, it would be left alone
     session.run("pypcd", "info", "demo", env={"PYPCD_ENGINE": ""})
     tests = session.posargs or ["tests/engine/test_stock.py", "tests/llama", "tests/integrations/test_texts.py"]
     session.run("pytest", "-m", "engine", *tests, env={"PYPCD_ENGINE": "stock"})
