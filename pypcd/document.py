@@ -18,8 +18,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from pypcd.errors import MENDABLE, InputError
-from pypcd.extras import require
+from pypcd.errors import MENDABLE, InputError, require
 from pypcd.prompt import Prompt, split_context
 
 __all__ = ["SPACE", "Document", "read_document"]

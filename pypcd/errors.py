@@ -14,8 +14,9 @@ A missing file raises FileNotFoundError. All else is a fault of pypcd's own, or 
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterable, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 __all__ = [
     "MENDABLE",
@@ -28,6 +29,7 @@ __all__ = [
     "UnsupportedError",
     "did_you_mean",
     "rename",
+    "require",
 ]
 
 
@@ -81,3 +83,18 @@ def rename(of: type, names: Mapping[str, str]) -> None:
     """Make the former names of a class's attributes say the present ones, in an AttributeError."""
     for old, new in names.items():
         setattr(of, old, _Former(f"{of.__name__}.{old} is now {of.__name__}.{new}"))
+
+
+def require(module: str, purpose: str, package: str = "") -> Any:
+    """A module of an optional package.
+
+    Raises:
+        PCDError: it is not installed; the message says how to install it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = package or module.replace("_", "-")
+        raise PCDError(
+            f"{purpose} needs the package {package}, which is not installed: pip install {package}"
+        ) from error

@@ -27,9 +27,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from pypcd import files
-from pypcd.errors import MENDABLE, InputError, PCDError
+from pypcd.errors import MENDABLE, InputError, PCDError, require
 from pypcd.evaluation.plan import Key
-from pypcd.extras import require
 from pypcd.llama import machine
 
 __all__ = [

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd import engine
-from pypcd.errors import InputError, UnsupportedError
-from pypcd.extras import require
+from pypcd.errors import InputError, UnsupportedError, require
 from pypcd.gguf import parts, read_gguf
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 
 # the layers, lowest first; a module may import from its own layer and those below
 LAYERS: tuple[set[str], ...] = (
-    {"errors", "extras", "files", "settings", "library"},
+    {"errors", "files", "settings", "library"},
     {"gguf"},
     {"engine"},
     {"llama"},
