@@ -13,6 +13,7 @@ it is llama.cpp's router, which starts a process for each. Knows nothing of requ
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
 import dataclasses
 import http.client
@@ -324,7 +325,7 @@ class Server:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Server]:
-        """A block in which the process runs; it need not be ready. On Linux it ends with the thread that enters the block."""
+        """A block in which the process runs; it need not be ready."""
         with contextlib.ExitStack() as stack:
             command, environment = self.command, self.environment
             if self.is_router:
@@ -337,18 +338,30 @@ class Server:
             yield self
 
     def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(
-            _tied(command),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,  # Ctrl-C is for this process, which tells the server once
-        )
-        self._reader = threading.Thread(target=self._read, args=[self._process.stdout], daemon=True)
+        """Start the process in the thread that reads what it writes: on Linux it ends with the thread that has started it."""
+        started: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                self._process = subprocess.Popen(
+                    _tied(command),
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    encoding="utf-8",
+                    errors="replace",
+                    start_new_session=True,  # Ctrl-C is for this process, which tells the server once
+                )
+            except BaseException as error:  # noqa: BLE001  result() raises it
+                started.set_exception(error)
+            else:
+                started.set_result(None)
+                self._read(self._process.stdout)
+
+        self._reader = threading.Thread(target=run, daemon=True)
         self._reader.start()
+        started.result()
 
     def _read(self, stream: Any) -> None:
         with stream:

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -201,6 +202,19 @@ def test_without_the_executable_the_remedy_is_named(
 
 
 # -- what it is started with ------------------------------------------------------------------------------------------
+
+
+def test_it_outlives_the_thread_that_started_it() -> None:
+    """Linux ties a process to the thread that started it, if it is to end with its parent."""
+    with contextlib.ExitStack() as stack:
+        server = Server("demo", port=0, options=OPTIONS)
+        # it lasts until the process is tied
+        starting = threading.Thread(target=lambda: stack.enter_context(server.running()).wait_until_ready())
+        starting.start()
+        starting.join()
+        while os.path.exists(f"/proc/self/task/{starting.native_id}"):  # Linux's thread ends after Python's
+            pass
+        assert ask(server, "/health")[0] == 200 and server.loaded == 100
 
 
 def test_how_much_is_loaded_is_known() -> None:
