@@ -151,14 +151,14 @@ class Cluster(Executor, contextlib.AbstractContextManager["Cluster"]):
         with self._connected():
             asked = {
                 worker: self._client.submit(pickle.loads, pickle.dumps(_Call(call)), workers=[worker], pure=False)
-                for worker in self._workers()
+                for worker in self.workers()
             }
             return {worker: future.result() for worker, future in asked.items()}
 
     def ask(self, make: Make, todo: Todo, refused: dict[str, str]) -> Work:
         if not todo:
             return
-        workers = self._workers()
+        workers = self.workers()
         with self._connected():
             try:
                 pool, there = self._client.get_executor(pure=False), functools.partial(_there, make)
@@ -198,7 +198,7 @@ class Cluster(Executor, contextlib.AbstractContextManager["Cluster"]):
             beside.submit(asyncio.run, greet()).result()
         return address
 
-    def _workers(self) -> list[str]:
+    def workers(self) -> list[str]:
         """The addresses of the workers there are.
 
         Raises:

@@ -86,6 +86,8 @@ def facts(
             return str(before["model_sha256"])
         return file_sha256(path, progress)
 
+    if isinstance(place, Cluster):
+        place.workers()  # one that cannot be reached is known before a large file is hashed
     here = _facts(plan, options or {}, sha256)
     if not isinstance(place, Cluster):
         return here

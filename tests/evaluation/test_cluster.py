@@ -172,7 +172,7 @@ def test_ctrl_c_leaves_the_workers_of_others_without_a_model(cluster: Cluster, t
     with pytest.raises(KeyboardInterrupt):
         evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE, progress=Progress(interrupt))
     assert wait_until(30, lambda: not any(cluster._client.run(is_open).values()))
-    assert len(cluster._workers()) == 2
+    assert len(cluster.workers()) == 2
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -198,6 +198,13 @@ def test_what_is_no_scheduler_is_told_of(tmp_path: Path) -> None:
             ):
                 evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
     assert not (tmp_path / "run" / "samples.jsonl").exists()
+
+
+def test_a_cluster_out_of_reach_is_known_before_the_model_is_hashed() -> None:
+    hashed: list[int] = []
+    with Cluster("127.0.0.1:1") as cluster, pytest.raises(pypcd.PCDError, match="no Dask scheduler answers"):
+        facts(DEMO, ONE, hashed.append, cluster)
+    assert not hashed
 
 
 def test_processes_of_this_machine_are_jobs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,7 +260,7 @@ def test_a_worker_with_another_model_is_named(
     found = {"removed": "there is no model file", "longer": "model_bytes is", "changed": "model_sha256 is"}
     with pytest.raises((pypcd.PCDError, FileNotFoundError), match=found[change]) as error:
         evaluate(dataclasses.replace(DEMO, model=str(model)), Directory(tmp_path / "run"), jobs=cluster, options=ONE)
-    where = [platform.node(), *cluster._workers()]
+    where = [platform.node(), *cluster.workers()]
     assert any(str(error.value).startswith(f"{one}: ") for one in where)
 
 
@@ -262,7 +269,7 @@ def set_version(text: str) -> None:
 
 
 def test_a_worker_with_another_version_is_named(cluster: Cluster, tmp_path: Path) -> None:
-    here, other = pypcd.__version__, cluster._workers()[1]
+    here, other = pypcd.__version__, cluster.workers()[1]
     cluster._client.run(set_version, "0.0.9", workers=[other])
     try:
         for known in (None, facts(DEMO, ONE)):  # a worker that comes later is not among those that were looked at
@@ -285,7 +292,7 @@ def set_devices(text: str | None) -> None:
 
 def test_the_workers_of_a_run_have_devices_of_one_kind(cluster: Cluster, tmp_path: Path) -> None:
     """The run is theirs: this process may have others."""
-    first, other = cluster._workers()
+    first, other = cluster.workers()
     own = cluster._client.run(run._devices, on_gpu=False)[first]
     cluster._client.run(set_devices, "abacus", workers=[other])
     try:
