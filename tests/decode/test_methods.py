@@ -194,6 +194,13 @@ def test_self_extend_divides_distant_positions(tiny: Tiny, load: Load) -> None:
     assert np.abs(row - plain).max() > 0.05
 
 
+def test_self_extend_refuses_keys_that_llama_cpp_cannot_move(tiny: Tiny, load: Load) -> None:
+    """Of latent keys in blocks llama.cpp says that it can, and ends the process at the next evaluation."""
+    for types, said in ({"type_k": 8, "type_v": 8, "flash_attn": True}, "cannot be moved"), ({}, None):
+        refusal = parse("self-extend").rows.refusal(load(tiny("deepseek2"), False, **types))
+        assert refusal is None if said is None else said in str(refusal)
+
+
 # -- beams -----------------------------------------------------------------------------------------------------------
 
 
