@@ -28,7 +28,6 @@ def _published(file: str) -> bytes:
 
 ARTICLES: dict[str, Any] = {article["title"]: article for article in json.loads(_published("xquad.en.json"))["data"]}
 WORDS = Words()
-LONGEST = max(len(WORDS.encode(f"\n\n{p['context']}")) for article in ARTICLES.values() for p in article["paragraphs"])
 RECORDS = [dict(json.loads(line)["ordered_kv_records"]) for line in _published("kv140.jsonl").splitlines()]
 
 
