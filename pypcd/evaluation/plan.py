@@ -32,6 +32,7 @@ Key = tuple[str, int, int, str]  # task, length, index of the sample, method
 _UNFINISHED = ".run.json-"  # begins the name of one that was not written to its end
 _FREE = ("tasks", "methods", "lengths")  # a run may be continued with other ones
 _FILES = ("model", "model_mtime_ns")  # a hash is compared in their place
+_MACHINE = ("devices", "pypcd", "llama_cpp_python", "model_bytes")  # no option changes these
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +180,7 @@ class Directory:
             if name not in (*_FREE, *_FILES) and before.get(name) != value:
                 raise InputError(
                     f"{self.path} holds another run: {name} is {before.get(name, 'not known')!r} there and {value!r} here; "
-                    f"give the same value, or another directory"
+                    f"give {'' if name in _MACHINE else 'the same value, or '}another directory"
                 )
 
     def append(self, record: dict[str, Any]) -> None:
