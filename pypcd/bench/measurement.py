@@ -145,9 +145,8 @@ class _Context:
     def __init__(self, llm: llama.Llama) -> None:
         self.llm = llm
         self._n_past = 0
-        self._state: Any = (
-            None  # a recurrent state cannot go back to an earlier token: the one after fill() is kept, and loaded
-        )
+        # a recurrent state cannot go back to an earlier token: the one after fill() is kept, and loaded
+        self._state: Any = None
 
     def read(self, config: PCDConfig | None, prompt: Sequence[int]) -> float:
         """Evaluate a prompt from an empty cache, with the logits of its last token. Returns the seconds it took."""

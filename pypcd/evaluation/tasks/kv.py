@@ -45,7 +45,7 @@ class KV(Sized):
 
     def questions(self, n: int, size: int, seed: int = 0) -> Iterator[Sample]:
         """n questions about objects of `size` pairs; extra["nearest"] is the last value of the object."""
-        # published figures of `pypcd demo` are on these questions: seeding and order of draws must not change
+        # published figures of `pypcd eval demo` are on these questions: seeding and order of draws must not change
         rng = random.Random(f"kv {seed} {size} {self.groups}")
         for i in range(n):
             yield self.question(i, self._pairs(rng, size), i * size // n)
