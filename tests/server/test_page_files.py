@@ -313,6 +313,7 @@ def test_a_conversation_is_renamed_in_its_place(chat: Chat, script: Script) -> N
     other.named("textbox", "Title").press("Enter")
     expect(other.button("Rename Cats")).to_be_focused()
     chat.button("Felines <b>", chat.menu()).click()
+    expect(chat.answers).to_contain_text("meow")  # it is read from the browser's store
     chat.talk(("Most", "hiss"))  # this tab knows the old name
     chat.go()
     assert chat.titles() == ["Cats", "About dogs"]
