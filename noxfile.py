@@ -116,6 +116,8 @@ def stock(session: nox.Session, version: str) -> None:
     session.run("pypcd", "info", "demo", env={"PYPCD_ENGINE": ""})
     tests = session.posargs or ["tests/engine/test_stock.py", "tests/llama", "tests/integrations/test_texts.py"]
     session.run("pytest", "-m", "engine", *tests, env={"PYPCD_ENGINE": "stock"})
+    if not session.posargs:  # what both engines read in one way
+        session.run("pytest", "tests/engine/test_attention.py", env={"PYPCD_ENGINE": "stock"})
 
 
 @nox.session(default=False)

@@ -26,6 +26,8 @@ def dynamic_metadata(
         "numpy>=1.24",
         "jinja2>=2.11.3",  # chat templates
         "typing_extensions>=4.5",
+        "bm25s>=0.3",  # keyword search
+        "sentencex>=1.0.32",  # where a sentence ends, in any script
         "rich>=14.3",  # tables, bars and columns on a terminal, and how wide a text is there
         "wonderwords>=3",  # RULER, among the default tasks of `pypcd tune`, makes its needles (the sentences to find) from these words
         "prompt_toolkit>=3.0.36",  # the chat's line editing

@@ -20,6 +20,11 @@ LLAMA_API int32_t llama_pcd_set_tap(
         struct llama_context * ctx, const char * const * prefixes, size_t n,
         llama_pcd_tap_callback callback, void * user_data, char * err, size_t n_err);
 
+// Have `callback` asked about each operation that this context computes, as by llama_context_params.cb_eval, which a context can be opened
+// with alone; flash attention stays as it is. NULL: no more. Not beside a tap.
+LLAMA_API int32_t llama_pcd_set_eval_callback(
+        struct llama_context * ctx, ggml_backend_sched_eval_callback callback, void * user_data, char * err, size_t n_err);
+
 // The cells of a layer's cache that hold positions 0 .. n-1 of a sequence, into cells[n]; -1 where there is none. They are the columns of
 // its attention weights. Returns how many there are; 0 also for memory that PCD knows nothing of, or without kv_unified.
 LLAMA_API int32_t llama_pcd_get_cells(

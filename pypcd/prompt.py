@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
+import abc
+import bisect
 import dataclasses
+import itertools
+import re
+import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pypcd.engine import token_bytes, token_text  # first: it reports a wrong or missing library
 
 # isort: split
 import jinja2
 import numpy as np
-import numpy.typing as npt
 from llama_cpp import llama_chat_format
 
 from pypcd.errors import PCDError
 
 __all__ = [
+    "AnyPrompt",
+    "Elsewhere",
+    "Laid",
+    "Messages",
+    "Piece",
     "Prompt",
+    "Turn",
     "chat_formatter",
-    "chat_tokens",
-    "find_texts",
     "has_template",
-    "n_tokens_through",
+    "lay",
     "prompt_tokens",
-    "split_context",
 ]
 
 
-LONGEST_PART = 1200  # characters: some 250 tokens of English
+class Piece(NamedTuple):
+    """A part of a message.
+
+    Attributes:
+        kind: "segment", a part of a text that the question is about; "question"; or "", neither.
+    """
+
+    text: str
+    kind: str = ""
+
+
+Turn = tuple[str, tuple[Piece, ...]]  # "system", "user" or "assistant", and the message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,38 +81,147 @@ class Prompt:
         return self.before + self.context + self.after
 
     @property
-    def turns(self) -> tuple[tuple[str, str], ...]:
+    def turns(self) -> tuple[Turn, ...]:
         """Questions with answers, and last the question without one: what a chat template gets."""
-        if not (self.text_first and self.shots):
-            return (*self.shots, (self.text, ""))
-        (question, answer), *others = self.shots
-        return (f"{self.before}{self.context}{question}", answer), *others, (self.after, "")
+        text = [Piece(self.before)]
+        for i, segment in enumerate(self.segments):
+            text += [Piece(self.joiner)] * bool(i) + [Piece(segment, "segment")]
+        asked = Piece(self.after, "question")
+        turns: list[Turn] = []
+        for i, (question, answer) in enumerate(self.shots):
+            begin = text if self.text_first and i == 0 else []
+            turns += [("user", (*begin, Piece(question))), ("assistant", (Piece(answer),))]
+        return (*turns, ("user", (asked,) if self.text_first and self.shots else (*text, asked)))
 
     @property
     def whole(self) -> str:
         """All of it as one text, without the answer prefix."""
-        *shots, (asked, _) = self.turns
-        return "".join(f"{question}{answer}\n\n" for question, answer in shots) + asked
+        return "".join(piece.text for piece in _without_template(self.turns))
 
     def replace(self, **changes: Any) -> Prompt:
         return dataclasses.replace(self, **changes)
 
-
-def split_context(text: str) -> tuple[tuple[str, ...], str]:
-    """A text's parts and the text that joins them: its paragraphs, lines or sentences. The first of these counts whose parts have at most
-    LONGEST_PART characters; if none has, the one whose longest part is shortest."""
-    found: tuple[tuple[str, ...], str] = ((text,), "")
-    for joiner in ("\n\n", "\n", ". "):
-        parts = tuple(text.split(joiner))
-        if _longest(parts) < _longest(found[0]):
-            found = parts, joiner
-        if len(found[0]) > 1 and _longest(found[0]) <= LONGEST_PART:
-            break
-    return found
+    def with_passages(self, passages: Sequence[str]) -> Prompt:
+        """The same with passages of the context between it and the question."""
+        return self.replace(after="\n\n" + _repeated(passages) + self.after.lstrip("\n"))
 
 
-def _longest(parts: Sequence[str]) -> int:
-    return max(map(len, parts))
+@dataclasses.dataclass(frozen=True)
+class Messages:
+    """A conversation, whose last message is the user's."""
+
+    turns: tuple[Turn, ...]
+    answer_prefix = ""
+
+    @property
+    def earlier(self) -> str:
+        """The question before the last one, which that may go on from ("and the second one?"); empty: there is none."""
+        asked = [piece.text for _, message in self.turns for piece in message if piece.kind == "question"]
+        return asked[-2] if len(asked) > 1 else ""
+
+    def with_passages(self, passages: Sequence[str]) -> Messages:
+        """The same with passages of the texts before the last question."""
+        *others, (role, message) = self.turns
+        pieces: list[Piece] = []
+        for piece in message:
+            if piece.kind == "question":
+                gap = "\n\n" if piece.text.startswith("\n") else ""
+                pieces.append(Piece(gap + _repeated(passages)))
+                piece = piece._replace(text=piece.text.lstrip("\n"))
+            pieces.append(piece)
+        return Messages((*others, (role, tuple(pieces))))
+
+
+AnyPrompt = Prompt | Messages
+
+
+def _repeated(passages: Sequence[str]) -> str:
+    """How passages are written before a question. Small models copy some other headings into their answers, and go on with passages that
+    have none (docs/lab/evidence.md)."""
+    return "".join(f"{text}\n\n" for text in ("From the text above:", *passages))
+
+
+@dataclasses.dataclass(frozen=True)
+class Laid:
+    """A prompt's tokens, and where its parts are in them.
+
+    Attributes:
+        tokens: ids.
+        segments: of each segment the index of its first token, and one past its last; a token across a border counts for both. Empty
+            if the model's tokenizer changes the text, so that nobody can tell.
+        question: the same of the last question; None: there is none, or nobody can tell.
+        n_text: how many tokens are whole before the end of the last segment; 0: there is none, or nobody can tell. Prompts that
+            differ behind it have these in common.
+        stop: texts that end an answer.
+    """
+
+    tokens: list[int]
+    segments: list[tuple[int, int]]
+    question: tuple[int, int] | None
+    n_text: int
+    stop: list[str]
+
+
+class Elsewhere(abc.ABC):
+    """A model of another process, in the place of a Llama: all that a prompt needs of one."""
+
+    @abc.abstractmethod
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]: ...
+
+    @abc.abstractmethod
+    def token_bos(self) -> int: ...
+
+    @abc.abstractmethod
+    def piece(self, token: int) -> tuple[bytes, str]:
+        """What engine.token_bytes and engine.token_text give."""
+
+    @abc.abstractmethod
+    def render(self, messages: list[Any]) -> llama_chat_format.ChatFormatterResponse: ...
+
+
+def _bytes(llm: Any, token: int) -> bytes:
+    return llm.piece(token)[0] if isinstance(llm, Elsewhere) else token_bytes(llm, token)
+
+
+def _letters(llm: Any, token: int) -> str:
+    return llm.piece(token)[1] if isinstance(llm, Elsewhere) else token_text(llm, token)
+
+
+def lay(llm: Any, turns: Sequence[Turn], *, chat: bool, answer_prefix: str = "") -> Laid:
+    """The tokens of messages, ready for the next answer.
+
+    What stands in a message is text: a control token's letters in it, such as <|im_end|>, are letters.
+
+    Args:
+        chat: through the model's chat template, which may leave a system message out; else one behind the other.
+
+    Raises:
+        PCDError: with chat, the model has no template, or it is broken, or does not take these messages.
+    """
+    if chat:
+        parts, has_bos, stop = _rendered(llm, turns)
+    else:
+        parts, has_bos, stop = (
+            [Piece(_storable(text), kind or "text") for text, kind in _without_template(turns)],
+            False,
+            [],
+        )
+    parts.append(Piece(_storable(answer_prefix), "" if chat else "text"))
+    tokens, ends = _tokens(llm, parts, not has_bos)
+    if not ends:
+        return Laid(tokens, [], None, 0, stop)
+    spans: list[tuple[str, int, int]] = []
+    at = 0
+    for part in parts:
+        last = at + len(part.text.encode())
+        first = int(np.searchsorted(ends, at, side="right"))
+        spans.append((part.kind, first, int(np.searchsorted(ends, last - 1, side="right")) + 1 if last > at else first))
+        if part.kind == "segment":
+            n_text = int(np.searchsorted(ends, last, side="right"))
+        at = last
+    segments = [(first, last) for kind, first, last in spans if kind == "segment"]
+    asked = [(first, last) for kind, first, last in spans if kind == "question" and last > first]
+    return Laid(tokens, segments, asked[-1] if asked else None, n_text if segments else 0, stop)
 
 
 def prompt_tokens(llm: Any, prompt: Prompt, *, chat: bool = False) -> list[int]:
@@ -104,59 +231,9 @@ def prompt_tokens(llm: Any, prompt: Prompt, *, chat: bool = False) -> list[int]:
         chat: through the model's chat template, followed by the answer prefix; else as plain text.
 
     Raises:
-        PCDError: with chat, the model has no template or it refuses the messages.
+        PCDError: as lay().
     """
-    if not chat:
-        return llm.tokenize((prompt.whole + prompt.answer_prefix).encode("utf-8", "replace"), special=False)
-    if not has_template(llm):
-        raise PCDError("this model has no chat template; use it without chat")
-    messages = []
-    *shots, (asked, _) = prompt.turns
-    for question, answer in shots:
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer.lstrip()}]
-    return chat_tokens(llm, [*messages, {"role": "user", "content": asked}], prompt.answer_prefix)[0]
-
-
-def chat_tokens(llm: Any, messages: Sequence[Any], answer_prefix: str = "") -> tuple[list[int], list[str]]:
-    """The tokens of a conversation, ready for its next answer, and the texts that end an answer.
-
-    Raises:
-        PCDError: the model's chat template is broken, or rejects these messages.
-    """
-    try:
-        made = chat_formatter(llm)(messages=list(messages))
-    except (jinja2.TemplateError, ValueError) as error:
-        raise PCDError(f"the model's chat template rejects these messages: {error}") from error
-    text = (made.prompt + answer_prefix).encode("utf-8", "replace")
-    tokens = llm.tokenize(text, add_bos=not made.added_special, special=True)
-    if tokens[:2] == [llm.token_bos()] * 2:
-        tokens = tokens[1:]
-    return tokens, [made.stop] if isinstance(made.stop, str) else made.stop or []
-
-
-def find_texts(llm: Any, tokens: Sequence[int], texts: Sequence[str]) -> tuple[npt.NDArray[np.int64], list[int]]:
-    """Where texts stand in a prompt: the byte at which each of its tokens ends, and the byte at which each text begins; -1: not as it is.
-
-    Each is looked for behind the one before it: what comes later, such as a question, may quote them.
-    """
-    parts = [token_bytes(llm, token) for token in tokens]
-    whole, begins, behind = b"".join(parts), list[int](), 0
-    for text in texts:
-        data = text.encode()
-        at = whole.find(data, behind)
-        begins.append(at if at >= 0 else whole.find(data))
-        behind = begins[-1] + len(data) if begins[-1] >= 0 else behind
-    return np.cumsum([len(part) for part in parts], dtype=np.int64), begins
-
-
-def n_tokens_through(llm: Any, tokens: Sequence[int], texts: Sequence[str]) -> int:
-    """How many tokens of a prompt it takes to the end of the last of some texts in it, without one that goes beyond; 0 if one of them
-    is not there as it is."""
-    ends, begins = find_texts(llm, tokens, texts)
-    if min(begins) < 0:
-        return 0
-    last = max(begin + len(text.encode()) for begin, text in zip(begins, texts))
-    return int(np.searchsorted(ends, last, side="right"))
+    return lay(llm, prompt.turns, chat=chat, answer_prefix=prompt.answer_prefix).tokens
 
 
 def has_template(llm: Any) -> bool:
@@ -164,8 +241,12 @@ def has_template(llm: Any) -> bool:
 
 
 def chat_formatter(llm: Any) -> Any:
+    """
+    Raises:
+        PCDError: the model has no chat template, or it is broken.
+    """
     if not has_template(llm):
-        return llama_chat_format.format_llama2  # what llama_cpp falls back to
+        raise PCDError("this model has no chat template; use it without chat")
     bos, eos = (token_text(llm, t) for t in (llm.token_bos(), llm.token_eos()))
     try:
         return llama_chat_format.Jinja2ChatFormatter(
@@ -173,3 +254,154 @@ def chat_formatter(llm: Any) -> Any:
         )
     except jinja2.TemplateError as error:
         raise PCDError(f"the model's chat template is broken: {error}") from error
+
+
+def _text(turn: Turn) -> str:
+    return "".join(piece.text for piece in turn[1])
+
+
+def _without_template(turns: Sequence[Turn]) -> list[Piece]:
+    """The pieces of messages one behind the other, an answer with an empty line behind it."""
+    return [piece for role, message in turns for piece in (*message, *([Piece("\n\n")] if role == "assistant" else []))]
+
+
+def _storable(text: str) -> str:
+    """The text as UTF-8 can hold it."""
+    return text.encode("utf-8", "replace").decode()
+
+
+_SPACE: Any = re.compile(rb"\s*")
+_EDGE = "\x0b"  # white space that a template takes away if it strips its messages
+
+
+def _rendered(llm: Any, turns: Sequence[Turn]) -> tuple[list[Piece], bool, list[str]]:
+    """What the chat template makes of messages, the template's own text as pieces of kind "" and the rest of kind "text" unless it has
+    one; whether a beginning-of-text token is in it; and the texts that end an answer.
+
+    The template gets a mark for each message, and the message takes its place afterwards. So its pieces are known by their places, and no
+    letters in them are taken for the template's. An answer gets one only if it has such letters: templates leave thoughts out of others.
+    """
+    marks = {
+        i: f"pcd{secrets.token_hex(8)}"
+        for i, turn in enumerate(turns)
+        if turn[0] != "assistant"
+        or _n_control(llm, llm.tokenize(_storable(_text(turn)).encode(), add_bos=False, special=True))
+    }
+    render, problem = llm.render if isinstance(llm, Elsewhere) else chat_formatter(llm), ""
+    cause: Exception | None = None
+    for wrapped in (
+        lambda text: text,
+        lambda text: [{"type": "text", "text": text}],
+    ):  # some templates take parts alone
+        messages = [
+            {"role": turn[0], "content": wrapped(_EDGE + marks[i] + _EDGE if i in marks else _text(turn).lstrip(" "))}
+            for i, turn in enumerate(turns)
+        ]
+        try:
+            made = render(messages=messages)
+        except (jinja2.TemplateError, ValueError, TypeError) as error:
+            problem, cause = problem or f"rejects these messages: {error}", cause or error
+            continue
+        if all(made.prompt.count(mark) in (0, 1)[turns[i][0] == "user" :] for i, mark in marks.items()):
+            break
+        problem = problem or "leaves a message of the user's out, or writes one twice; use it without chat"
+    else:
+        raise PCDError(f"the model's chat template {problem}") from cause
+    parts, rest = list[Piece](), made.prompt
+    for i, mark in sorted(marks.items(), key=lambda pair: made.prompt.find(pair[1])):
+        before, found, behind = rest.partition(mark)
+        if not found:
+            continue  # a system message that the template has no place for
+        is_kept = before.endswith(_EDGE) and behind.startswith(_EDGE)
+        parts.append(Piece(before.removesuffix(_EDGE)))
+        parts += [piece._replace(kind=piece.kind or "text") for piece in _message(turns[i], stripped=not is_kept)]
+        rest = behind.removeprefix(_EDGE)
+    return (
+        [*parts, Piece(rest)],
+        bool(made.added_special),
+        [made.stop] if isinstance(made.stop, str) else made.stop or [],
+    )
+
+
+def _message(turn: Turn, *, stripped: bool) -> list[Piece]:
+    pieces = [piece._replace(text=_storable(piece.text)) for piece in turn[1] if piece.text]
+    if stripped and pieces:
+        pieces[0] = pieces[0]._replace(text=pieces[0].text.lstrip())
+        pieces[-1] = pieces[-1]._replace(text=pieces[-1].text.rstrip())
+    return pieces
+
+
+def _tokens(llm: Any, parts: Sequence[Piece], add_bos: bool) -> tuple[list[int], list[int]]:
+    """The tokens of pieces, where control tokens are read in those of kind "" alone; and how many bytes of the text each token and those
+    before it have; none of these if the tokenizer changes the text."""
+    is_plain = all(part.kind for part in parts)
+    text = "".join(part.text for part in parts).encode()
+    tokens = llm.tokenize(text, add_bos=add_bos, special=not is_plain)
+    ends = _ends(llm, tokens, text)
+    if not is_plain and ends:
+        tokens, ends = _apart(llm, parts, tokens, ends, text, add_bos)
+    elif not is_plain:
+        apart, begin = list[int](), add_bos
+        for is_text, run in itertools.groupby(parts, lambda part: bool(part.kind)):
+            apart += llm.tokenize("".join(part.text for part in run).encode(), add_bos=begin, special=not is_text)
+            begin = False
+        tokens = apart if _n_control(llm, apart) < _n_control(llm, tokens) else tokens
+    if tokens[:2] == [llm.token_bos()] * 2:
+        tokens, ends = tokens[1:], ends[1:]
+    return tokens, ends
+
+
+def _apart(
+    llm: Any, parts: Sequence[Piece], tokens: list[int], ends: list[int], text: bytes, add_bos: bool
+) -> tuple[list[int], list[int]]:
+    """The tokens and ends, with letters for the control tokens that are not wholly in a piece without a kind: the text between two of the
+    others is tokenised as llama.cpp does it, but without control tokens."""
+    borders = [0, *itertools.accumulate(len(part.text.encode()) for part in parts)]
+    own, n_foreign = list[tuple[int, int, int]](), 0
+    for token, end in zip(tokens, ends):
+        letters = b"" if _bytes(llm, token) else _letters(llm, token).encode()
+        begin = end - len(letters)
+        if letters and begin >= 0 and text[begin:end] == letters:
+            at = bisect.bisect_right(borders, begin) - 1
+            if parts[at].kind or end > borders[at + 1]:
+                n_foreign += 1
+            else:
+                own.append((token, begin, end))
+    if not n_foreign:
+        return tokens, ends
+    made, done = list[int](), 0
+    for token, begin, end in own:
+        made += [*llm.tokenize(text[done:begin], add_bos=add_bos and not done, special=False), token]
+        done = end
+    made += llm.tokenize(text[done:], add_bos=add_bos and not done, special=False)
+    return made, _ends(llm, made, text)
+
+
+def _n_control(llm: Any, tokens: Sequence[int]) -> int:
+    return sum(not _bytes(llm, token) for token in tokens)
+
+
+def _ends(llm: Any, tokens: Sequence[int], text: bytes) -> list[int]:
+    """How many bytes of a text each token and those before it have. A space may have been put before it and behind control tokens, and white
+    space beside these taken away. Empty: something else was changed."""
+    made = [(_bytes(llm, token), _letters(llm, token).encode()) for token in tokens]
+    for before in (b"", b" "):
+        ends, at, is_first = list[int](), 0, True
+        for letters, control in made:
+            if letters:
+                if is_first and not letters.startswith(before):
+                    break
+                letters = letters[len(before) if is_first else 0 :]
+                if is_first and not text.startswith(letters, at):
+                    at = _SPACE.match(text, at).end()
+                if not text.startswith(letters, at):
+                    break
+                at, is_first = at + len(letters), False
+            else:
+                behind = _SPACE.match(text, at).end()
+                at = next((i + len(control) for i in (at, behind) if text.startswith(control, i)), at)
+                is_first = True  # one that is not in the text begins or ends it
+            ends.append(at)
+        if len(ends) == len(tokens) and not text[at:].strip():
+            return ends
+    return []

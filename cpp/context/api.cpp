@@ -209,6 +209,16 @@ int32_t llama_pcd_set_tap(
     });
 }
 
+int32_t llama_pcd_set_eval_callback(
+        llama_context * ctx, ggml_backend_sched_eval_callback callback, void * user_data, char * err, size_t n_err) {
+    return with_status(err, n_err, [&](std::string & text) -> int32_t {
+        if (!callback && !pcd_context::of(*ctx)) {
+            return LLAMA_PCD_OK;
+        }
+        return pcd_context::made(*ctx).tap.watch(callback, user_data, text);
+    });
+}
+
 int32_t llama_pcd_get_cells(llama_context * ctx, int32_t il, llama_seq_id seq_id, int32_t * cells, int32_t n) {
     int32_t res = 0;
     llama_pcd_guarded(nullptr, 0, [&]() { res = llama_pcd_memory(*ctx).cells_of(il, seq_id, cells, n); });

@@ -16,6 +16,9 @@ struct llama_pcd_tap {
     // see llama_pcd_set_tap; no prefixes: off
     int32_t set(const std::vector<std::string> & prefixes, llama_pcd_tap_callback callback, void * user_data, std::string & err);
 
+    // see llama_pcd_set_eval_callback; null: off
+    int32_t watch(ggml_backend_sched_eval_callback callback, void * user_data, std::string & err);
+
 private:
     llama_pcd & pcd;
 
@@ -25,6 +28,8 @@ private:
 
     llama_pcd_tap_callback callback  = nullptr;
     void *                 user_data = nullptr;
+
+    ggml_backend_sched_eval_callback watching = nullptr; // the callback of watch()
 
     bool flash_attn = false; // as it was before the tap was set
 

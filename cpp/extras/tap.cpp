@@ -161,3 +161,25 @@ int32_t llama_pcd_tap::set(const std::vector<std::string> & wanted, llama_pcd_ta
 
     return LLAMA_PCD_OK;
 }
+
+int32_t llama_pcd_tap::watch(ggml_backend_sched_eval_callback fn, void * data, std::string & err) {
+    auto & cparams = llama_pcd::cparams(pcd.lctx);
+
+    if (fn && cparams.cb_eval && cparams.cb_eval != watching) {
+        err = "this context has a callback already, a tap or its own (llama_context_params.cb_eval), and it can have only one";
+        return LLAMA_PCD_UNSUPPORTED;
+    }
+    if (fn == watching && (!fn || data == cparams.cb_eval_user_data)) {
+        return LLAMA_PCD_OK;
+    }
+    pcd.lctx.synchronize();
+
+    watching = fn;
+
+    cparams.cb_eval           = fn;
+    cparams.cb_eval_user_data = data;
+
+    pcd.reset_graphs(); // the scheduler learns of its callback when a graph is built
+
+    return LLAMA_PCD_OK;
+}

@@ -37,7 +37,7 @@ json server_pcd_props() {
         return json(nullptr);
     }
     if (!server_pcd.refusal.empty()) {
-        return json { { "refusal", server_pcd.refusal }, { "replay", server_pcd.replay.text } };
+        return json { { "refusal", server_pcd.refusal } };
     }
     json setting = json::object();
     for (const auto & field : pcd_fields) {
@@ -53,7 +53,6 @@ json server_pcd_props() {
         { "presets",     presets },
         { "recommended", server_pcd.recommended },
         { "per_request", server_pcd.own_names() },
-        { "replay",      server_pcd.replay.text },
     };
 }
 
@@ -69,10 +68,7 @@ int32_t server_pcd_answer::n_next(int32_t n_prompt, int32_t n_read) const {
     if (const int32_t n = beginning.n_next(n_read); n > 0) {
         return n;
     }
-    if (passages.is_waiting()) {
-        return passages.n_before(n_prompt);
-    }
-    return request.on && n_read < n_prompt - 1 ? n_prompt - 1 : n_prompt;
+    return (request.on || documents) && n_read < n_prompt - 1 ? n_prompt - 1 : n_prompt;
 }
 
 void server_pcd_answer::count(llama_context * ctx, int32_t i, llama_token token) {
@@ -131,7 +127,10 @@ void server_pcd_answer::to_json(json & timings, uint64_t n_prompt, uint64_t n_to
     timings["pcd_contrasted"]  = counts.n_contrasted;
     timings["pcd_changed"]     = counts.n_changed;
     timings["pcd_constrained"] = counts.n_constrained;
-    passages.to_json(timings);
+    if (documents) {
+        timings["passages"]      = documents->passages;
+        timings["passages_note"] = documents->note;
+    }
 }
 
 //

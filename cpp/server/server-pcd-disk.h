@@ -1,6 +1,6 @@
-// Prompts on disk: the keys and values behind the documents of a request are read back in place of being computed again. The files are
-// those of pypcd/decode/prompt_cache.py, which says what is in them; `pypcd chat` and the server read each other's. Knows sequences and
-// tokens, but nothing of slots.
+// Prompts on disk: the keys and values behind the documents of a request are read back in place of being computed again. Which files there
+// are Python knows (pypcd/decode/prompt_cache.py, through pypcd/server/worker.py); `pypcd chat` and the server read each other's. Here
+// sequences are written and read back. Knows sequences and tokens, but nothing of slots.
 
 #pragma once
 
@@ -17,28 +17,15 @@
 
 struct common_params;
 
-// where they are; of one context
-struct server_pcd_disk {
-    std::string folder;
-    uint64_t    limit = 0; // bytes that they may take together; 0: nothing is kept or read back
-    std::string prefix;    // of their names: the weights, and the settings that keys and values depend on
-    std::string model;     // its file's name, for people
-
-    int32_t n_min  = 0; // tokens that are worth a file
-    int32_t n_left = 0; // tokens of the documents' end that are read with the question
-
-    // given: what `pypcd serve` says; weights: what tells the model's file from others
-    void read(const common_json & given, const std::string & weights, const llama_context * ctx, const common_params & params);
-};
+// What tells the files of a context from others, for Python; null: nothing is kept or read back. weights: what tells the model's file.
+common_json server_pcd_disk(const std::string & weights, const llama_context * ctx, const common_params & params);
 
 // the beginning of one prompt, nearly to the end of its last document
 class server_pcd_beginning {
 public:
-    // A slot takes a request. Nothing is kept of a prompt without documents, or with pictures: prompt has the tokens of its text alone.
-    // marks: the sequence's last tokens cannot be taken out, so that its slot keeps a checkpoint of the beginning.
-    void begin(
-            const server_pcd_replay_ptr & replay, const llama_vocab * vocab, const std::vector<llama_token> & prompt, int32_t n_prompt,
-            bool marks);
+    // A slot takes a request. Nothing is kept of a prompt without documents. marks: the sequence's last tokens cannot be taken out, so
+    // that its slot keeps a checkpoint of the beginning.
+    void begin(const server_pcd_documents_ptr & documents, const std::vector<llama_token> & prompt, bool marks);
 
     bool is_marked() const { return marks && size() > 0; }
 
@@ -54,18 +41,14 @@ public:
     // how many tokens are to be read next, before any others, so that it can be kept; 0: no stop is needed
     int32_t n_next(int32_t n_read) const { return n_read < size() ? size() : 0; }
 
-    // A prompt whose first n_before tokens are in the cache is asked again: how many of these stay. Those behind the beginning are read
-    // as they were the first time, in a batch of the same shape, so that the logits are the same; if they are many, one is.
-    int32_t n_again(int32_t n_past, int32_t n_before) const;
-
-    // The sequence holds n_read tokens of the prompt. Whether these are just the beginning; then they are written, once.
+    // The sequence holds n_read tokens of the prompt. Whether these are just the beginning; then they are written, once, by a thread.
     bool keep(llama_context * ctx, llama_seq_id id, int32_t n_read);
 
 private:
     int32_t size() const { return tokens ? (int32_t) tokens->size() : 0; }
 
     std::shared_ptr<const std::vector<llama_token>> tokens; // null: none are kept; shared, since answers are copied with this
-    std::vector<std::string> names;                         // of the documents
+    server_pcd_documents_ptr documents;
 
     bool    marks    = false;
     bool    is_kept  = false; // on disk, or not to be

@@ -6,256 +6,241 @@
 #include "log.h"
 #include "subproc.h"
 
-#include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
-#include <list>
+#include <exception>
+#include <future>
 #include <mutex>
 #include <random>
 #include <stdexcept>
 #include <thread>
 
 using json = common_json;
+using reply_fn = std::function<json(const json & call)>;
 
-static const char * const SPACE = "\n\n"; // between documents and a question, as in Python
+static constexpr int    SECONDS = 60; // that a request's documents may take
+static constexpr size_t N_MOST  = 2;  // workers
 
-static constexpr int    SECONDS  = 60;       // that documents may be read
-static constexpr size_t MAX_KEPT = 64 << 20; // bytes of documents that are kept: a conversation sends its documents with each question
+//
+// workers
+//
 
-std::string server_pcd_document::text() const {
-    return string_join(segments, joiner);
+// each byte as a character, which JSON can hold
+static std::string latin1(const std::string & bytes) {
+    std::string res;
+    for (const unsigned char c : bytes) {
+        c < 0x80 ? res.append(1, (char) c) : res.append({ (char) (0xc0 | c >> 6), (char) (0x80 | (c & 0x3f)) });
+    }
+    return res;
 }
 
-server_pcd_places::server_pcd_places(
-        const llama_vocab * vocab, const std::vector<llama_token> & prompt, const std::vector<server_pcd_document> & documents) {
-    std::string text;
-    for (const llama_token token : prompt) {
-        text += common_token_to_piece(vocab, token, true);
-        ends.push_back(text.size());
+// what a worker calls for
+static json reply_to(const json & call, const reply_fn & own) {
+    const llama_vocab * vocab = server_pcd.vocab;
+    if (call.contains("tokenize")) {
+        const json & given = call.at("tokenize");
+        return json(common_tokenize(vocab, given.at(0).get<std::string>(), given.at(1).get<bool>(), given.at(2).get<bool>()));
     }
-    size_t behind = 0;
-    for (const auto & document : documents) {
-        const std::string own = document.text();
-        size_t at = text.find(own, behind);
-        if (at == std::string::npos) { // the documents of a request's field stand behind files of earlier messages
-            at = text.find(own);
+    if (!call.contains("pieces")) {
+        return own(call);
+    }
+    json res = json::array();
+    for (const auto & cur : call.at("pieces")) {
+        const llama_token token = cur.get<llama_token>();
+        res.push_back(std::vector<std::string> { latin1(common_token_to_piece(vocab, token, false)), latin1(llama_vocab_get_text(vocab, token)) });
+    }
+    return res;
+}
+
+namespace {
+
+struct ended_error : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// a process of pypcd/server/worker.py, for one request at a time
+class worker {
+public:
+    worker() {
+        const char * python = std::getenv("PYPCD_PYTHON");
+        if (!python || !*python) {
+            throw std::invalid_argument("documents need a server that `pypcd serve` started");
         }
-        begins.push_back(at);
-        behind = at == std::string::npos ? behind : at + own.size();
+        const int options = subprocess_option_no_window | subprocess_option_inherit_environment;
+        if (!process.create({ python, "-m", "pypcd.server.worker" }, options, {}, std::getenv("PYPCD_ROOT"))) {
+            throw std::runtime_error(std::string("documents cannot be read: ") + python + " did not start");
+        }
     }
-}
 
-bool server_pcd_places::has_all() const {
-    return std::find(begins.begin(), begins.end(), std::string::npos) == begins.end();
-}
+    ~worker() {
+        process.terminate();
+        process.join();
+    }
 
-int32_t server_pcd_places::token_at(size_t byte) const {
-    return (int32_t) (std::upper_bound(ends.begin(), ends.end(), byte) - ends.begin());
-}
+    bool is_there() { return !is_broken && process.alive(); }
 
-//
-// Python
-//
+    // the answer to a request. Throws std::invalid_argument if the client is to blame.
+    json ask(const json & request, const reply_fn & own) {
+        std::mutex mutex;
+        std::condition_variable ended;
+        bool is_done = false, is_late = false;
+        std::thread watch([&]() {
+            std::unique_lock<std::mutex> lock(mutex);
+            if (!ended.wait_for(lock, std::chrono::seconds(SECONDS), [&]() { return is_done; })) {
+                is_late = true;
+                process.terminate();
+            }
+        });
+        json res;
+        std::exception_ptr error; // of this process: the worker's sentence is of no use then
+        try {
+            res = talk(request, own, error);
+        } catch (...) {
+            error = std::current_exception();
+        }
+        {
+            std::lock_guard<std::mutex> lock(mutex);
+            is_done = true;
+        }
+        ended.notify_one();
+        watch.join();
 
-// what a program writes to its output, for what is written to its input
-static std::string output_of(const std::vector<std::string> & command, const std::string & input) {
+        is_broken = is_late || res.is_null();
+        if (error) {
+            std::rethrow_exception(error);
+        }
+        if (is_late) {
+            throw std::invalid_argument(string_format("the documents took more than %d seconds to read; send them as texts", SECONDS));
+        }
+        if (res.is_null()) {
+            throw ended_error("documents cannot be read: " + last_words());
+        }
+        if (res.contains("fault")) {
+            throw std::runtime_error("documents cannot be read: " + res.at("fault").get<std::string>());
+        }
+        if (res.contains("error")) {
+            throw std::invalid_argument(res.at("error").get<std::string>());
+        }
+        for (const auto & line : res.at("log")) {
+            LOG_ERR("%s: %s\n", __func__, line.get<std::string>().c_str());
+        }
+        return res.at("answer");
+    }
+
+private:
     common_subproc process;
-    if (!process.create(command, subprocess_option_no_window | subprocess_option_inherit_environment, {}, std::getenv("PYPCD_ROOT"))) {
-        throw std::runtime_error("documents cannot be read: " + command[0] + " did not start");
-    }
-    std::mutex mutex;
-    std::condition_variable ended;
-    bool is_done = false;
-    std::atomic<bool> is_late = false;
+    bool is_broken = false;
 
-    std::thread watch([&]() {
-        std::unique_lock<std::mutex> lock(mutex);
-        if (!ended.wait_for(lock, std::chrono::seconds(SECONDS), [&]() { return is_done; })) {
-            is_late = true;
-            process.terminate();
+    // its last word on a request, null if it has ended; error: of a reply
+    json talk(const json & request, const reply_fn & own, std::exception_ptr & error) {
+        json message = request;
+        while (write(message)) {
+            const json res = read();
+            if (res.is_null() || res.contains("answer") || res.contains("error") || res.contains("fault")) {
+                return res;
+            }
+            try {
+                message = json { { "reply", reply_to(res, own) } };
+            } catch (...) {
+                error   = std::current_exception();
+                message = json { { "error", "" } };
+            }
+        }
+        return json(nullptr);
+    }
+
+    bool write(const json & message) {
+        const std::string line = message.dump_safe() + "\n";
+        return fwrite(line.data(), 1, line.size(), process.stdin_file()) == line.size() && fflush(process.stdin_file()) == 0;
+    }
+
+    json read() { // null: it has ended
+        std::string line;
+        char buffer[1 << 16];
+        while ((line.empty() || line.back() != '\n') && fgets(buffer, sizeof(buffer), process.stdout_file())) {
+            line += buffer;
+        }
+        return line.empty() || line.back() != '\n' ? json(nullptr) : json::parse(line);
+    }
+
+    std::string last_words() {
+        std::string said;
+        char buffer[1 << 12];
+        for (size_t n; (n = fread(buffer, 1, sizeof(buffer), process.stderr_file())) > 0; ) {
+            said.append(buffer, n);
+        }
+        said = string_strip(said);
+        return said.empty() ? "the program that reads them ended" : said.substr(said.rfind('\n') + 1);
+    }
+};
+
+}
+
+static std::mutex mutex_idle;
+static std::condition_variable one_is_idle;
+static std::vector<std::unique_ptr<worker>> idle; // the last one has read documents last
+static size_t n_workers = 0;
+
+json server_pcd_ask_worker(const json & request, const reply_fn & own) {
+    std::unique_ptr<worker> cur;
+    {
+        std::unique_lock<std::mutex> lock(mutex_idle);
+        one_is_idle.wait(lock, []() { return !idle.empty() || n_workers < N_MOST; });
+        if (idle.empty()) {
+            ++n_workers;
+        } else {
+            cur = std::move(idle.back());
+            idle.pop_back();
+        }
+    }
+    struct give_back {
+        std::unique_ptr<worker> & cur;
+        ~give_back() {
+            std::lock_guard<std::mutex> lock(mutex_idle);
+            if (cur && cur->is_there()) {
+                idle.push_back(std::move(cur));
+            } else {
+                --n_workers;
+            }
+            one_is_idle.notify_one();
+        }
+    } at_end { cur };
+    if (cur && cur->is_there()) {
+        try {
+            return cur->ask(request, own);
+        } catch (const ended_error &) {} // maybe it was about to, whatever it was asked
+    }
+    cur = std::make_unique<worker>();
+    return cur->ask(request, own);
+}
+
+static std::future<void> last; // of what a thread does; after the workers, so that the program does not end before
+
+void server_pcd_later(std::function<void()> what) {
+    auto before = std::make_shared<std::future<void>>(std::move(last));
+    last = std::async(std::launch::async, [what = std::move(what), before]() {
+        if (before->valid()) {
+            before->wait();
+        }
+        try {
+            what();
+        } catch (const std::exception & e) {
+            LOG_ERR("%s: %s\n", "server_pcd_later", e.what());
         }
     });
-    fwrite(input.data(), 1, input.size(), process.stdin_file()); // it reads all of it before it writes
-    process.close_stdin();
-
-    std::string res;
-    char buffer[1 << 16];
-    for (size_t n; (n = fread(buffer, 1, sizeof(buffer), process.stdout_file())) > 0; ) {
-        res.append(buffer, n);
-    }
-    std::string said;
-    for (size_t n; (n = fread(buffer, 1, sizeof(buffer), process.stderr_file())) > 0; ) {
-        said.append(buffer, n);
-    }
-    {
-        std::lock_guard<std::mutex> lock(mutex);
-        is_done = true;
-    }
-    ended.notify_one();
-    watch.join();
-
-    if (is_late) {
-        throw std::invalid_argument(string_format("the documents took more than %d seconds to read; send them as texts", SECONDS));
-    }
-    if (process.join() != 0) {
-        said = string_strip(said);
-        throw std::runtime_error("documents cannot be read: " + said.substr(said.rfind('\n') + 1));
-    }
-    return res;
-}
-
-// documents that were read, the latest first
-static std::mutex mutex_kept;
-static std::list<std::pair<std::string, server_pcd_document>> kept;
-
-static bool find_kept(const std::string & key, server_pcd_document & res) {
-    std::lock_guard<std::mutex> lock(mutex_kept);
-    const auto it = std::find_if(kept.begin(), kept.end(), [&](const auto & cur) { return cur.first == key; });
-    if (it == kept.end()) {
-        return false;
-    }
-    res = it->second;
-    kept.splice(kept.begin(), kept, it);
-    return true;
-}
-
-static void keep(const std::string & key, const server_pcd_document & document) {
-    std::lock_guard<std::mutex> lock(mutex_kept);
-    kept.emplace_front(key, document);
-
-    size_t n_bytes = 0;
-    for (auto it = kept.begin(); it != kept.end(); ) {
-        n_bytes += it->first.size()*2; // its text may be as long
-        it = n_bytes > MAX_KEPT ? kept.erase(it) : std::next(it);
-    }
-}
-
-// given: of each the name, and "text" or "file_data"
-static std::vector<server_pcd_document> read_documents(const std::vector<json> & given) {
-    std::vector<server_pcd_document> res(given.size());
-    std::vector<size_t> unknown;
-    json asked = json::array();
-    for (size_t i = 0; i < given.size(); ++i) {
-        if (!find_kept(given[i].dump_safe(), res[i])) {
-            unknown.push_back(i);
-            asked.push_back(given[i]);
-        }
-    }
-    if (unknown.empty()) {
-        return res;
-    }
-    const char * python = std::getenv("PYPCD_PYTHON");
-    if (!python || !*python) {
-        throw std::invalid_argument("documents need a server that `pypcd serve` started");
-    }
-    const json told = json::parse(output_of({ python, "-m", "pypcd.document" }, asked.dump_safe()));
-    for (size_t k = 0; k < unknown.size(); ++k) {
-        const json & cur = told.at(k);
-        auto & document = res[unknown[k]];
-        if (cur.contains("error")) {
-            throw std::invalid_argument(cur.at("error").get<std::string>());
-        }
-        document.name   = cur.at("name").get<std::string>();
-        document.joiner = cur.at("joiner").get<std::string>();
-        for (const auto & segment : cur.at("segments")) {
-            document.segments.push_back(segment.get<std::string>());
-        }
-        keep(given[unknown[k]].dump_safe(), document);
-    }
-    return res;
 }
 
 //
 // what clients send
 //
 
-static std::string text_of(const json & given, const char * name) {
-    return given.contains(name) && given.at(name).is_string() ? given.at(name).get<std::string>() : "";
-}
-
-// {"filename", "file_data"} of a client as Python takes it
-static json file_of(const json & given) {
-    if (!given.is_object() || text_of(given, "file_data").empty()) {
-        const bool has_id = given.is_object() && (given.contains("file_id") || given.contains("file_url"));
-        throw std::invalid_argument(std::string("a file has no file_data") + (has_id ? " but an id or an address" : "") +
-                "; allowed: {\"filename\": \"report.pdf\", \"file_data\": the file's bytes in base64, or a data URL with them}; "
-                "this server keeps no files and fetches none");
-    }
-    const std::string data = text_of(given, "file_data");
-
-    std::string name = text_of(given, "filename");
-    if (name.empty()) { // its ending says that it is a DOCX
-        const bool is_docx = data.rfind("data:", 0) == 0 && data.substr(0, 100).find("wordprocessingml") != std::string::npos;
-        name = is_docx ? "document.docx" : "document";
-    }
-    return json { { "name", name }, { "file_data", data } };
-}
-
-// {"name", "text"} of a client
-static json plain_of(const json & given) {
-    if (!given.is_object() || text_of(given, "text").empty()) {
-        throw std::invalid_argument("it has " + given.dump_safe().substr(0, 80)
-                + "; allowed: a list of {\"name\": \"report.txt\", \"text\": \"…\"}; "
-                "files such as PDF are parts of a message, or POST /documents reads them");
-    }
-    const std::string name = text_of(given, "name");
-    return json { { "name", name.empty() ? "document" : name }, { "text", text_of(given, "text") } };
-}
-
-json server_pcd_input_file(const json & part) {
+json server_pcd_file(const json & part) {
     return json { { "type", "file" }, { "file", part } };
 }
 
-json server_pcd_anthropic_file(const json & part) {
-    const json        source = part.contains("source") ? part.at("source") : json::object();
-    const std::string type   = text_of(source, "type");
-    const std::string name   = text_of(part, "title");
-
-    if (type == "text") {
-        return json { { "type", "file" }, { "file", { { "name", name }, { "text", text_of(source, "data") } } } };
-    }
-    if (type != "base64") {
-        throw std::invalid_argument("a document's source has type " + json(type).dump_safe()
-                + "; allowed: \"text\", \"base64\"; this server fetches no files");
-    }
-    json file = {
-        { "file_data", "data:" + text_of(source, "media_type") + ";base64," + text_of(source, "data") },
-    };
-    if (!name.empty()) {
-        file["filename"] = name;
-    }
-    return json { { "type", "file" }, { "file", file } };
-}
-
-json server_pcd_read_document(const json & body, const std::function<size_t(const std::string &)> & count) {
-    const auto document = read_documents({ body.contains("text") ? plain_of(body) : file_of(body) }).at(0);
-    const auto text     = document.text();
-    return json { { "name", document.name }, { "text", text }, { "n_tokens", count(text) } };
-}
-
-//
-// a chat
-//
-
-// the message's own text; false: there is more than text in it
-static bool own_text(const json & content, std::string & res) {
-    if (content.is_string() || content.is_null()) {
-        res = content.is_null() ? "" : content.get<std::string>();
-        return true;
-    }
-    bool is_text = content.is_array();
-    for (size_t i = 0; is_text && i < content.size(); ++i) {
-        is_text = text_of(content.at(i), "type") == "text";
-        res += (i > 0 ? "\n" : "") + text_of(content.at(i), "text"); // as llama.cpp joins them
-    }
-    return is_text;
-}
-
-static std::string random_mark() {
-    std::random_device rd;
-    return string_format("replay%08x%08x", rd(), rd());
+json server_pcd_read_document(const json & body) {
+    return server_pcd_ask_worker(json { { "document", body } }, nullptr);
 }
 
 static json take(json & body, const char * name) {
@@ -264,194 +249,92 @@ static json take(json & body, const char * name) {
     return res;
 }
 
-// what add_replay() adds is ours: no client knows this
+static bool has_files(const json & messages) {
+    for (const auto & message : messages) {
+        if (!message.is_object() || !message.contains("content") || !message.at("content").is_array()) {
+            continue;
+        }
+        for (const auto & part : message.at("content")) {
+            if (part.is_object() && part.contains("type") && part.at("type") == json("file")) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+// what server_pcd_chat() adds is ours: no client knows this
 static const std::string & signature() {
-    static const std::string res = random_mark() + random_mark();
+    static const std::string res = []() {
+        std::random_device rd;
+        return string_format("%08x%08x%08x%08x", rd(), rd(), rd(), rd());
+    }();
     return res;
 }
 
-server_pcd_chat::server_pcd_chat(json & body) {
+bool server_pcd_chat(json & body, const std::function<json(json &)> & parse, json & res) {
     if (!body.is_object()) {
-        return; // the route itself refuses it
+        return false; // the route itself refuses it
     }
-    const json wanted    = take(body, "replay");
     const json documents = take(body, "documents");
-    take(body, "pcd_replay"); // ours alone
+    const json replay    = take(body, "replay");
+    take(body, "pcd_documents"); // ours alone
 
-    if (!wanted.is_null() && !wanted.is_boolean()) {
-        throw std::invalid_argument("Field 'replay': it is " + wanted.dump_safe().substr(0, 80) + "; allowed: true, false");
+    const bool is_list = body.contains("messages") && body.at("messages").is_array(); // else the route itself refuses it
+    const bool is_used = !documents.is_null() || !(replay.is_null() || replay.is_boolean());
+    if (!is_list || !(is_used || has_files(body.at("messages")))) {
+        return false;
     }
-    if (!body.contains("messages") || !body.at("messages").is_array()) {
-        return; // the route itself refuses it
-    }
-    json & messages = body.at("messages");
-
-    // of each document the message that it belongs to
-    std::vector<json>   given;
-    std::vector<size_t> owner;
-
-    size_t last_user = messages.size();
-    for (size_t i = 0; i < messages.size(); ++i) {
-        if (text_of(messages.at(i), "role") == "user") {
-            last_user = i;
-        }
-    }
-    const char * field = "documents";
-    try {
-        if (!documents.is_null()) {
-            if (!documents.is_array()) {
-                throw std::invalid_argument("it is " + documents.dump_safe().substr(0, 80)
-                        + "; allowed: a list of {\"name\": \"report.txt\", \"text\": \"…\"}");
-            }
-            for (const auto & cur : documents) {
-                if (last_user == messages.size()) {
-                    throw std::invalid_argument("there is no message of the user that they could stand in front of");
-                }
-                given.push_back(plain_of(cur));
-                owner.push_back(last_user);
-            }
-        }
-        auto found = read_documents(given);
-        given.clear();
-        field = "file";
-        for (size_t i = 0; i < messages.size(); ++i) {
-            json & message = messages.at(i);
-            if (!message.is_object() || !message.contains("content") || !message.at("content").is_array()) {
-                continue;
-            }
-            json others = json::array();
-            for (const auto & part : message.at("content")) {
-                if (text_of(part, "type") != "file") {
-                    others.push_back(part);
-                    continue;
-                }
-                const json file = part.contains("file") ? part.at("file") : json(nullptr);
-                given.push_back(file.is_object() && file.contains("text") ? plain_of(file) : file_of(file));
-                owner.push_back(i);
-            }
-            if (others.size() < message.at("content").size()) {
-                message["content"] = others;
-            }
-        }
-        for (auto & document : read_documents(given)) {
-            found.push_back(std::move(document));
-        }
-        if (found.empty()) {
-            return;
-        }
-        replay = std::make_shared<server_pcd_replay>();
-        replay->documents = std::move(found);
-    } catch (const std::invalid_argument & e) {
-        throw std::invalid_argument(std::string("Field '") + field + "': " + e.what());
-    }
-
-    // with the first message the first: the order in which passages are told
-    const std::string space = SPACE;
-    std::string question;     // of the last message
-    std::string content;      // of the last message, as text
-    bool is_all_text = true;  // all messages are
-    for (size_t i = 0; i < messages.size(); ++i) {
-        std::string text;
-        for (size_t k = 0; k < owner.size(); ++k) {
-            if (owner[k] == i) {
-                text += (text.empty() ? "" : space) + replay->documents[k].text();
-            }
-        }
-        std::string own;
-        const bool is_text = own_text(messages.at(i).contains("content") ? messages.at(i).at("content") : json(""), own);
-        if (string_strip(own).empty()) {
-            own.clear();
-        }
-        const std::string whole = text + (text.empty() || own.empty() ? "" : space) + own;
-        is_all_text = is_all_text && is_text;
-        if (i == last_user) {
-            question = own.substr(std::min(own.find_first_not_of('\n'), own.size()));
-            content  = whole;
-        }
-        if (text.empty()) {
-            continue;
-        }
-        if (is_text) {
-            messages.at(i)["content"] = whole;
-            continue;
-        }
-        json parts = json::array();
-        parts.push_back(json { { "type", "text" }, { "text", text + space } });
-        for (const auto & part : messages.at(i).at("content")) {
-            parts.push_back(part);
-        }
-        messages.at(i)["content"] = parts;
-    }
-
-    size_t n_segments = 0;
-    for (const auto & document : replay->documents) {
-        n_segments += document.segments.size();
-    }
-    if (wanted == json(false) || n_segments < 2 || (is_all_text && question.empty())) {
-        return;
-    }
-    if (!is_all_text || last_user + 1 != messages.size()) {
-        replay->left_out = is_all_text ? "the last message is not the user's" : "the messages are not text alone";
-        return;
-    }
-    replay->mark = random_mark();
-    content.insert(content.size() - question.size(), replay->mark + space);
-    marked = body;
-    marked["messages"].at(last_user)["content"] = content;
-}
-
-void server_pcd_chat::add_replay(json & params, const std::function<std::string(json &)> & prompt_of) {
-    if (!replay) {
-        return;
-    }
-    if (!marked.is_null()) {
-        replay->prompt = prompt_of(marked);
-        const size_t at = replay->prompt.find(replay->mark);
-        if (at == std::string::npos || replay->prompt.find(replay->mark, at + 1) != std::string::npos) {
-            replay->prompt.clear();
-            replay->left_out = "the model's chat template changes the message, so that no passage can be put into it";
-        }
-    }
-    json documents = json::array();
-    for (const auto & cur : replay->documents) {
-        documents.push_back(json { { "name", cur.name }, { "segments", cur.segments }, { "joiner", cur.joiner } });
-    }
-    params["pcd_replay"] = {
-        { "signature", signature() },
-        { "documents", documents },
-        { "prompt",    replay->prompt },
-        { "mark",      replay->mark },
-        { "left_out",  replay->left_out },
+    const auto parsed = [&](const json & messages) {
+        json plain = body;
+        plain["messages"] = messages;
+        return parse(plain);
     };
+    json answer = server_pcd_ask_worker({
+        { "messages",  body.at("messages") },
+        { "documents", documents },
+        { "replay",    replay },
+        { "n_ctx",     server_pcd.n_ctx },
+        { "bos",       llama_vocab_bos(server_pcd.vocab) },
+        { "disk",      server_pcd.disk },
+    }, [&](const json & call) {
+        res = parsed(call.at("render"));
+        return res.at("prompt");
+    });
+    if (answer.contains("messages")) { // there is more in them than text
+        res = parsed(answer.at("messages"));
+    } else {
+        res["prompt"] = take(answer, "tokens");
+    }
+    res["pcd_documents"] = answer;
+    res["pcd_documents"]["signature"] = signature();
+    return true;
 }
 
-server_pcd_replay_ptr server_pcd_replay_of(const json & params) {
+server_pcd_documents_ptr server_pcd_documents_of(const json & params) {
     for (const char * field : { "documents", "replay" }) {
         if (params.contains(field) && !params.at(field).is_null()) {
             throw std::invalid_argument(std::string("Field '") + field
                     + "': it belongs to chats, such as /v1/chat/completions; leave it out");
         }
     }
-    if (!params.contains("pcd_replay")) {
+    if (!params.contains("pcd_documents")) {
         return nullptr;
     }
-    const json & given = params.at("pcd_replay");
-    if (text_of(given, "signature") != signature()) {
-        throw std::invalid_argument("Field 'pcd_replay': it is no field of requests; leave it out");
+    const json & given = params.at("pcd_documents");
+    if (!given.is_object() || !given.contains("signature") || given.at("signature") != json(signature())) {
+        throw std::invalid_argument("Field 'pcd_documents': it is no field of requests; leave it out");
     }
-
-    auto res = std::make_shared<server_pcd_replay>();
-    for (const auto & cur : given.at("documents")) {
-        server_pcd_document document;
-        document.name   = cur.at("name").get<std::string>();
-        document.joiner = cur.at("joiner").get<std::string>();
-        for (const auto & segment : cur.at("segments")) {
-            document.segments.push_back(segment.get<std::string>());
-        }
-        res->documents.push_back(document);
+    auto res = std::make_shared<server_pcd_documents>();
+    for (const auto & name : given.at("names")) {
+        res->names.push_back(name.get<std::string>());
     }
-    res->prompt   = given.at("prompt").get<std::string>();
-    res->mark     = given.at("mark").get<std::string>();
-    res->left_out = given.at("left_out").get<std::string>();
+    res->n_kept    = given.at("n_kept").get<int32_t>();
+    res->is_kept   = given.at("is_kept").get<bool>();
+    res->path      = given.at("path").get<std::string>();
+    res->n_on_disk = given.at("n_on_disk").get<int32_t>();
+    res->n_spared  = given.at("n_spared").get<int32_t>();
+    res->passages  = given.at("passages");
+    res->note      = given.at("note").get<std::string>();
     return res;
 }

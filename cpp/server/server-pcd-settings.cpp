@@ -111,9 +111,6 @@ void server_pcd_settings::read(const json & all, const llama_context * ctx, cons
     for (const auto & [key, text] : all.at("sentences").items()) {
         sentences[key] = text.get<std::string>();
     }
-    const json & numbers = all.at("replay");
-    replay = { numbers.at("n").get<int32_t>(), numbers.at("n_tokens").get<int32_t>(), numbers.at("n_last").get<int32_t>(),
-        numbers.at("text").get<std::string>() };
     recommended = all.at("recommended").get<std::string>();
     by_default = given.at("default").get<bool>();
     required   = given.at("required").get<bool>();
@@ -126,7 +123,12 @@ void server_pcd_settings::read(const json & all, const llama_context * ctx, cons
     for (const auto & [name, cur] : given.at("presets").items()) {
         presets.emplace_back(name, params_of(cur));
     }
-    disk.read(given.at("disk"), given.at("weights").get<std::string>(), ctx, params);
+    vocab = llama_model_get_vocab(llama_get_model(ctx));
+    n_ctx = (int32_t) llama_n_ctx_seq(ctx);
+    if (params.kv_unified_per_slot > 0) {
+        n_ctx = std::min(n_ctx, params.kv_unified_per_slot);
+    }
+    disk = server_pcd_disk(given.at("weights").get<std::string>(), ctx, params);
     is_given = true;
 }
 

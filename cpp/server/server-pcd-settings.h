@@ -14,14 +14,6 @@
 #include <utility>
 #include <vector>
 
-// what is repeated of documents: pypcd.decode.Replay, and how it is written
-struct server_pcd_replay_numbers {
-    int32_t n        = 0; // segments at most
-    int32_t n_tokens = 0; // that they have together at most
-    int32_t n_last   = 0; // tokens of the prompt's end whose attention counts
-    std::string text;     // with {passages} in it, up to the question
-};
-
 // Requests are read by many threads, so all but is_on stays as it is while they come.
 struct server_pcd_settings {
     bool is_given   = false; // LLAMA_ARG_PCD is set
@@ -36,10 +28,10 @@ struct server_pcd_settings {
     std::set<std::string> names;             // the model's
     std::map<std::string, std::string> sentences; // what PCD did, from Python (pypcd/engine/_results.py), with names in braces
 
-    server_pcd_replay_numbers replay;
-    server_pcd_disk disk;
-
     // since the context was made
+    const llama_vocab * vocab = nullptr;
+    int32_t     n_ctx = 0;      // tokens of a prompt and its answer
+    common_json disk;           // server_pcd_disk()
     bool        is_on = false;  // in the context
     std::string refusal;        // why PCD cannot run here
     llama_pcd_params context = {};

@@ -44,11 +44,12 @@ struct server_pcd_answer {
     server_pcd_request request;
     server_pcd_counts  counts;
 
-    server_pcd_beginning beginning = {};
-    server_pcd_passages  passages  = {};
+    server_pcd_beginning     beginning = {};
+    server_pcd_documents_ptr documents = {};
 
-    // Up to where the prompt's tokens are read next, of which n_read are: to where it is kept, to where its passages are chosen, or to its
-    // end. A contrast multiplies rounding, so the last token, which a prompt that is asked again has by itself, is read by itself then.
+    // Up to where the prompt's tokens are read next, of which n_read are: to where it is kept, or to its end. A prompt that is asked again
+    // has its last token by itself, so with documents it is read by itself the first time, too; and with a contrast, which multiplies
+    // rounding.
     int32_t n_next(int32_t n_prompt, int32_t n_read) const;
 
     // Row i of the last decode, and the token that was chosen from it; LLAMA_TOKEN_NULL: a drafted one was not, so it is no token of the

@@ -31,6 +31,7 @@ COMMANDS = {
     "rpc-server": "compute a part of models that other machines open with --rpc",
     "answer": "answer a question about a text with any decoding method",
     "compare": "answer your own questions by several methods, side by side",
+    "probe": "find the heads of a model that look passages up",
     "cache": "list documents that were read before, or forget them",
     "explain": "show each token's candidates before and after the contrast",
     "info": "show the library, the machine and what PCD does to a model",
@@ -45,8 +46,9 @@ _LEFT = "left the package; in a clone of its repository: python -m research"
 
 # what was a command, or an option of one, and what there is instead
 _MOVED = {
-    **{name: f"{_LEFT}.{name}" for name in ("salience", "plot", "nocache", "spectrum")},
-    "lab": f"{_LEFT}.NAME, with salience, plot, nocache or spectrum for NAME",
+    **{name: f"{_LEFT}.{name}" for name in ("salience", "plot", "spectrum")},
+    "nocache": "left the package; commit f5c5ab6 compares PCD with the KV cache and without it",
+    "lab": f"{_LEFT}.NAME, with salience, plot or spectrum for NAME",
     "--paper": f"{_LEFT}.eval MODEL --paper TABLE",
     "--graph": "left the package; commit 7d6ac68 counts graphs and the host's time",
     "--sequences": "left the package; one text is measured at a time",

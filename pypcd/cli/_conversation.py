@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 import pypcd
-from pypcd import PCDConfig, PCDError, UnsupportedError, engine, files
+from pypcd import PCDConfig, PCDError, UnsupportedError, ask, files
+from pypcd.ask import Answer, documents_in
 from pypcd.cli import _options
-from pypcd.cli._generation import ContextFull, Figures, Generation
-from pypcd.cli._reading import Kept, Reading, evaluating, go_back, read, takes
+from pypcd.cli._figures import Figures, takes
 from pypcd.cli._text import counted
-from pypcd.decode import Replay
+from pypcd.decode import Replay, Session
 from pypcd.decode.prompt_cache import PromptCache
-from pypcd.decode.replay import attention_weights, repeated
-from pypcd.document import SPACE, Document
+from pypcd.document import Document
 from pypcd.errors import InputError
-from pypcd.prompt import chat_formatter, chat_tokens
+from pypcd.prompt import Laid, chat_formatter, has_template, lay
 from pypcd.settings.config import PCDSetting, typed
 
 # {"role": ..., "content": ...}; one of the user's may have "documents", a list of Document, which the model gets in front of the content
 Message = dict
+
+
+class ContextFull(PCDError):
+    """A prompt does not fit in the context."""
 
 
 def never() -> bool:
@@ -48,18 +47,20 @@ class Conversation:
         cache: PromptCache | None = None,
     ) -> None:
         self.llm = llm
-        self.cache = cache  # where documents that were read stay on disk; None: nowhere
+        self.cache = cache or PromptCache(limit=0)  # where documents that were read stay on disk
+        self.session = Session(llm, repeatable=False, cache=cache)
         self.sampling = sampling or _options.GenerationSettings()
         self.system = system
         self.messages: list[Message] = []
         self.draft: str | None = None
         self.attached: list[Document] = []  # documents of the next message
         self.replay: Replay | None = Replay()  # what is repeated of them; None: nothing
-        self.passages: list[str] = []  # that were repeated for the last answer
-        self.left_out = ""  # why nothing was, if not by choice
+        self.answer: Answer | None = None  # the last one
         self.figures: list[Figures] = []
         self._last_on = llm.pcd  # the setting that a mapping changes after PCD was switched off
-        chat_formatter(llm)  # raises now if the template is broken
+        self.chat = has_template(llm)  # else messages are plain text, one behind the other
+        if self.chat:
+            chat_formatter(llm)  # raises now if the template is broken
 
     def send(self, text: str, stopped: Callable[[], bool] = never) -> Iterator[str]:
         """Answer a message, with the attached documents in front of it."""
@@ -69,46 +70,49 @@ class Conversation:
     def regen(self, stopped: Callable[[], bool] = never) -> Iterator[str]:
         """Answer the draft if there is one, else the last message once more."""
         messages = self._question()
-        answer = self._generation(messages, stopped)
+        asking = self._asking(messages)
         try:
-            yield from answer
+            yield from ask.stoppable(self.llm, asking, stopped)
         finally:
-            if answer.text or answer.figures.finish_reason != "interrupted":
+            answer = asking.answer
+            if answer.text or answer.written.end != "interrupted":
                 if self.draft is not None:
                     self.draft, self.attached = None, []
                 self.messages = [*messages, {"role": "assistant", "content": answer.text}]
-                self.figures.append(answer.figures)
+                self.answer = answer
+                self.figures.append(Figures(self.llm, answer))
 
-    def compare(self, stopped: Callable[[], bool] = never) -> Iterator[tuple[str, Generation]]:
-        """The last message answered in two ways, each a title and an answer to iterate over before the next: the PCD setting in force
-        (or the last one that was), and none. If none ever was, replay and none where there are documents, else the preset unsure.
-        History and settings stay as they are."""
-        messages, before = self._question(), (self.llm.pcd, self.replay, self.passages, self.left_out)
-        sampling = dataclasses.replace(self.sampling, seed=self.sampling.draw_seed())
-        config = self.llm.pcd or self._last_on
+    def compare(self, stopped: Callable[[], bool] = never) -> Iterator[tuple[str, Iterator[str], ask.Asking]]:
+        """The last message answered in two ways, each a title, the pieces of an answer to iterate over before the next, and the answer. If
+        there are documents and replay is on: with replay and without; else with the PCD setting in force (or the last one that was, or
+        the preset unsure) and without. History and settings stay as they are."""
+        messages, before = self._question(), (self.llm.pcd, self.replay)
+        seed = self.sampling.draw_seed()
         ways: list[tuple[str, PCDConfig | None, Replay | None]]
-        if config is None and self.replay and documents_in(messages):
+        if self.replay and documents_in(messages) and self.llm.pcd is None:
             ways = [("replay", None, self.replay), ("plain", None, None)]
         else:
-            config = config or PCDConfig.preset("unsure")
+            config = self.llm.pcd or self._last_on or PCDConfig.preset("unsure")
             ways = [(f"PCD {typed(one)}", one, self.replay) for one in (config, None)]
         try:
             for title, self.llm.pcd, self.replay in ways:
-                yield title, self._generation(messages, stopped, sampling)
+                asking = self._asking(messages, seed)
+                yield title, ask.stoppable(self.llm, asking, stopped), asking
         finally:
-            self.llm.pcd, self.replay, self.passages, self.left_out = before
+            self.llm.pcd, self.replay = before
 
     def undo(self) -> str:
-        """Take back the last turn; returns its message."""
+        """Take back the last turn; returns its message. Its documents go in front of the next one."""
         if not self.messages:
             raise InputError("there is no turn to take back")
         self.messages, last = self.messages[:-2], self.messages[-2]
-        self.passages = []
-        return last["content"]
+        self.answer = None
+        self.attached = [*last.get("documents", ()), *self.attached]
+        return str(last["content"])
 
     def clear(self) -> None:
         """Forget all but a draft, which may now have room."""
-        self.messages, self.passages = [], []
+        self.messages, self.answer = [], None
         if self.draft is None:
             self.attached = []
 
@@ -129,9 +133,7 @@ class Conversation:
 
     def reading_takes(self) -> str:
         """How long the next message's documents take to read, as far as it is known, in words."""
-        messages = [*self.messages, self._message("?")]
-        prompt, _ = self._prompt(messages)
-        return takes(self.llm, prompt, Kept.of(self.cache, self.llm, prompt, documents_in(messages)))
+        return takes(self.llm, self._laid([*self.messages, self._message("?")]), self.cache)
 
     def set_pcd(self, setting: PCDSetting) -> None:
         """Put a setting in force, as --pcd does. A mapping changes the setting in force, or the last one that was."""
@@ -177,7 +179,7 @@ class Conversation:
         except UnsupportedError as error:
             said = f"; its PCD setting is left out: {error}"
         self.messages, self.system, self.sampling = messages, system, sampling
-        self.draft, self.attached, self.passages = None, [], []
+        self.draft, self.attached, self.answer = None, [], None
         return f"{counted(len(messages) // 2, 'turn')} from {path}{said}"
 
     def _question(self) -> list[Message]:
@@ -193,100 +195,41 @@ class Conversation:
         documents = {"documents": list(self.attached)} if self.attached else {}
         return {"role": "user", "content": text, **documents}
 
-    def _prompt(self, messages: list[Message], passages: Sequence[str] = ()) -> tuple[list[int], list[str]]:
-        """The tokens of messages, the last one with passages in front of its question, and the texts that end an answer."""
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        *others, last = messages
-        texts = [*map(_text_of, others), _text_of(last, passages)]
-        plain = [{"role": message["role"], "content": text} for message, text in zip(messages, texts)]
-        return chat_tokens(self.llm, [*system, *plain])
+    def _with_system(self, messages: list[Message]) -> list[Message]:
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *messages]
 
-    def _generation(self, messages: list[Message], stopped: Callable[[], bool], sampling: Any = None) -> Generation:
-        prompt, stop = self._prompt(messages)
-        reading = None
-        self.passages, self.left_out = [], ""
-        try:
-            kept = None
-            if len(prompt) < self.llm.n_ctx():
-                kept = Kept.of(self.cache, self.llm, prompt, documents_in(messages))
-                if self.replay:
-                    reading = self._find_passages(prompt, messages, stopped, kept)
-            if self.passages:
-                prompt, stop = self._prompt(messages, self.passages)
-            return Generation(
-                self.llm, prompt, sampling or self.sampling, stop=stop, stopped=stopped, kept=kept, before=reading
-            )
-        except ContextFull as error:
+    def _laid(self, messages: list[Message]) -> Laid:
+        return lay(self.llm, ask.prompt_of(self._with_system(messages)).turns, chat=self.chat)
+
+    def _asking(self, messages: list[Message], seed: int | None = None) -> ask.Asking:
+        n, n_ctx = len(self._laid(messages).tokens), self.llm.n_ctx()
+        if n >= n_ctx:
             room = "/undo or /clear makes room and /regen then sends it again; or start" if self.messages else "start"
             names = ", ".join(document.name for document in self.attached)
             without = f"; /file none takes back {names}" if names else ""
-            raise ContextFull(f"the context is full: {error}; {room} with a larger --n-ctx{without}") from None
-
-    def _find_passages(
-        self, prompt: list[int], messages: list[Message], stopped: Callable[[], bool], kept: Kept | None
-    ) -> Reading | None:
-        """Set `passages` to what the question is answered from, if the messages have documents."""
-        texts = [document.prompt() for document in documents_in(messages)]
-        if sum(len(text.segments) for text in texts) < 2 or not messages[-1]["content"].strip():
-            return None
-        assert self.replay is not None
-        try:
-            found = _attended(self.llm, prompt, self.replay.n_last, stopped, kept)
-            if found is None:
-                return None
-            self.passages = self.replay.passages(self.llm, prompt, texts, found[0])
-            n = len(self.llm.tokenize(repeated(self.passages).encode(), add_bos=False, special=False))
-            if len(prompt) + n + 2 >= self.llm.n_ctx():
-                self.passages, self.left_out = [], "the context has no room for them"
-            return found[1]
-        except PCDError as error:
-            self.left_out = str(error)
-            return None
-
-
-def documents_in(messages: Sequence[Message]) -> list[Document]:
-    return [document for message in messages for document in message.get("documents", ())]
-
-
-def _text_of(message: Message, passages: Sequence[str] = ()) -> str:
-    """What the model gets of a message: its documents, passages of them, the question."""
-    asked = message["content"] if message["content"].strip() else ""
-    if passages:
-        asked = repeated(passages) + asked
-    texts = [document.text for document in message.get("documents", ())]
-    return SPACE.join([*texts, asked] if asked else texts)
+            raise ContextFull(
+                f"the context is full: {n} tokens do not fit in the context of {n_ctx}; {room} with a larger --n-ctx{without}"
+            )
+        is_asked = documents_in(messages) and messages[-1]["content"].strip()
+        method = self.sampling.method(
+            self.llm, self.sampling.draw_seed() if seed is None else seed, self.replay if is_asked else None
+        )
+        self.session.names = [document.name for document in documents_in(messages)]
+        whole = self._with_system(messages)
+        how: dict[str, Any] = {"max_tokens": self.sampling.max_tokens, "chat": self.chat}
+        return ask.Asking(whole, method.stream(self.session, ask.prompt_of(whole), **how))
 
 
 def _as_saved(message: Message) -> dict[str, Any]:
-    documents = [{"name": document.name, "text": document.text} for document in documents_in([message])]
+    documents = [dataclasses.asdict(document) for document in documents_in([message])]
     return {**message, **({"documents": documents} if documents else {})}
 
 
 def _of_saved(message: dict[str, Any]) -> Message:
-    documents = [Document.of(made["name"], made["text"]) for made in message.get("documents", ())]
+    documents = [
+        Document.of(made["name"], made["text"], made.get("pages", ())) for made in message.get("documents", ())
+    ]
     return {**message, **({"documents": documents} if documents else {})}
-
-
-def _attended(
-    llm: pypcd.Llama, prompt: Sequence[int], n_last: int, stopped: Callable[[], bool], kept: Kept | None
-) -> tuple[npt.NDArray[np.float64], Reading] | None:
-    """attention_weights() of a prompt's last tokens, whose others are evaluated for it and stay in the cache; None if it was stopped.
-
-    Raises:
-        UnsupportedError: as attention_weights().
-        PCDError: llama_decode failed.
-    """
-    n = max(len(prompt) - n_last, 0)
-    found = None
-    with evaluating(llm, stopped):
-        go_back(llm, n)  # before reading: what cannot go back is read again
-        reading = read(llm, prompt[:n], n, stopped, kept)
-        started = time.perf_counter()
-        with engine.pcd(llm).suspended():
-            weights = attention_weights(llm, prompt[:n], prompt[n:])
-        found = weights, Reading(reading.n_cached, reading.seconds + time.perf_counter() - started)
-    go_back(llm, n)
-    return found
 
 
 def _load_json(path: pathlib.Path) -> dict[str, Any]:

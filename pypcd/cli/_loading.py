@@ -12,7 +12,8 @@ from pypcd import ModelError, UnsupportedError, engine
 from pypcd.cli import _options, _terminal
 
 if TYPE_CHECKING:
-    from pypcd.decode import Method, Prompt
+    from pypcd.decode import Method
+    from pypcd.prompt import AnyPrompt
 
 
 def load_model(args: argparse.Namespace) -> pypcd.Llama:
@@ -34,12 +35,15 @@ def load_model(args: argparse.Namespace) -> pypcd.Llama:
 
 
 def open_for(
-    args: argparse.Namespace, methods: Sequence[Method], prompts: Sequence[Prompt], n_ctx: int = 0
+    args: argparse.Namespace, methods: Sequence[Method], prompts: Sequence[AnyPrompt], n_ctx: int = 0
 ) -> pypcd.Llama:
     """The model, with what the methods need to answer the prompts."""
     options = _options.machine_options(args)
     if any(method.rows.whole_prompt for method in methods):  # a token has a byte at least
-        options["n_batch"] = options["n_ubatch"] = max(len(prompt.text.encode()) for prompt in prompts) + 1024
+        sizes = (
+            sum(len(piece.text.encode()) for _, message in prompt.turns for piece in message) for prompt in prompts
+        )
+        options["n_batch"] = options["n_ubatch"] = max(sizes) + 1024
     return open_model(args.model, n_ctx=n_ctx, n_seq_max=max(method.n_sequences for method in methods), **options)
 
 
@@ -57,7 +61,7 @@ def open_model(path: str, **options: Any) -> pypcd.Llama:
             return not stopped()
 
         try:
-            llm = _WatchedLlama(path, engine.progress_callback(loaded), **options)
+            llm = _WatchedLlama(path, engine.progress_callback(loaded), progress=_terminal.Reading(), **options)
         except ModelError:
             if not stopped():
                 raise

@@ -19,6 +19,7 @@ from pypcd.settings.remote import parse_servers
 
 if TYPE_CHECKING:
     from pypcd import Llama
+    from pypcd.decode import Edit, Method, Search
     from pypcd.evaluation import Cluster
 
 # what chat and generate name when they say that PCD is off: of those that gain, the one that costs least elsewhere. They start with
@@ -65,6 +66,17 @@ class GenerationSettings:
 
     def draw_seed(self) -> int:
         return random.randrange(2**32 - 1) if self.seed is None else self.seed
+
+    def method(self, llm: Llama, seed: int, edit: Edit | None = None) -> Method:
+        """What answers with these settings, under the PCD setting in force."""
+        from pypcd.decode import PCD, Greedy, Method, Plain, Sampling
+
+        search: Search = Greedy(self.repeat_penalty)
+        if self.temperature > 0:
+            search = Sampling(
+                self.temperature, self.top_k, self.top_p, seed, min_p=self.min_p, repeat_penalty=self.repeat_penalty
+            )
+        return Method("chat", Plain() if llm.pcd is None else PCD(llm.pcd), search, edit)
 
     def describe(self) -> str:
         values = {**dataclasses.asdict(self), "seed": "random" if self.seed is None else self.seed}

@@ -79,11 +79,13 @@ class Printer:
 
 def note(text: str) -> None:
     """A sentence for the reader, not for a program: a warning or an error."""
+    _clear_bars()
     print(_fitted(f"pypcd: {text}"), file=sys.stderr, flush=True)
 
 
 def say(text: str) -> None:
     """A note for the reader, not for a program."""
+    _clear_bars()
     print(faint(_fitted(text), sys.stderr), file=raw(sys.stderr), flush=True)
 
 
@@ -118,6 +120,15 @@ def console(stream: TextIO) -> Console:
     )
 
 
+_bars: list[Bar] = []  # that are drawn now
+
+
+def _clear_bars() -> None:
+    """Take bars away for a line of text, also those of a work that was stopped."""
+    for bar in tuple(_bars):
+        bar.clear()
+
+
 class Bar:
     """How far something is, drawn by rich. It shows after two seconds, and only where stderr is a terminal that can move its cursor.
 
@@ -148,6 +159,8 @@ class Bar:
         self._bar.update(0, completed=self.n, description=clean(text))
         self._bar.start()
         self._bar.refresh()
+        if self not in _bars:
+            _bars.append(self)
 
     def _make(self) -> Any:
         from rich import progress as parts  # slow to import, and most bars are never seen
@@ -171,8 +184,10 @@ class Bar:
 
     def clear(self) -> None:
         """Take it away, for a line of text; the next update() brings it back."""
-        if self._bar is not None:
-            self._bar.stop()
+        if self in _bars:
+            _bars.remove(self)
+            with contextlib.suppress(ValueError):  # what it was drawn on is closed
+                self._bar.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -184,6 +199,27 @@ class Bar:
 def progress(total: float | None, what: str, *, unit: str = " tokens", enabled: bool = True) -> Bar:
     """A bar for one thing that takes long."""
     return Bar(total, what, unit, enabled)
+
+
+class Reading:
+    """A bar for each prompt that a model reads: its `progress`."""
+
+    def __init__(self) -> None:
+        self._bar: Bar | None = None
+
+    def __call__(self, n: int, total: int) -> None:
+        if self._bar is None or n <= self._bar.n:  # of a prompt that was stopped
+            self.clear()
+            self._bar = progress(total, "reading the prompt")
+        bar = self._bar
+        bar.update(n - bar.n)
+        if n >= total:
+            self.clear()
+
+    def clear(self) -> None:
+        if self._bar is not None:
+            self._bar.clear()
+        self._bar = None
 
 
 @contextlib.contextmanager

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 
-from pypcd import PCDAnswer
-from pypcd.cli import _loading, _options, _reading, _terminal
+from pypcd import Llama, PCDAnswer, ask
+from pypcd.ask import Answer
+from pypcd.cli import _figures, _loading, _options, _terminal
 from pypcd.cli.generate import read_prompt
-from pypcd.decode import Answer, Method, Session, parse
+from pypcd.decode import Method, parse
 from pypcd.decode.prompt_cache import PromptCache
-from pypcd.document import read_document
+from pypcd.document import Document, read_document
 from pypcd.errors import InputError, PCDError, UnsupportedError
-from pypcd.prompt import Prompt, has_template, prompt_tokens
+from pypcd.prompt import has_template, lay
 
 DEFAULT_METHODS = "greedy,replay"
 
@@ -48,16 +48,23 @@ def methods_of(args: argparse.Namespace, default: str) -> list[Method]:
 
 
 def answer(
-    session: Session, method: Method, prompt: Prompt, args: argparse.Namespace, chat: bool, what: str
+    llm: Llama,
+    method: Method,
+    document: Document | None,
+    question: str,
+    args: argparse.Namespace,
+    chat: bool,
+    what: str,
 ) -> Answer | PCDError | InputError:
     """A method's answer, or why it has none. `what`: what the bar says beside the method's name."""
     with _terminal.progress(args.max_tokens, f"{method.name}, {what}") as bar:
         try:
-            return method.generate(
-                session, prompt, max_tokens=args.max_tokens, chat=chat, look=lambda *_: bar.update(1)
-            )
+            asking = ask.stream(llm, document or (), question, method=method, max_tokens=args.max_tokens, chat=chat)
+            for _ in asking:
+                bar.update(len(asking.answer.written.tokens) - bar.n)
         except (PCDError, InputError) as error:
             return error
+    return asking.answer
 
 
 def note_failure(method: Method, error: PCDError | InputError) -> None:
@@ -68,51 +75,48 @@ def run(args: argparse.Namespace) -> int:
     methods = methods_of(args, DEFAULT_METHODS)
     question = read_prompt(args.prompt)
     document = None if args.context is None else read_document(args.context)
-    prompt = Prompt(after=question) if document is None else document.prompt(question)
+    prompt = ask.prompt_of([{"role": "user", "content": question, "documents": [document] if document else []}])
     llm = _loading.open_for(args, methods, [prompt], args.n_ctx)
     chat = (args.chat or has_template(llm)) and not args.no_chat
-    asked = prompt_tokens(llm, prompt, chat=chat)
-    _options.check_room(llm, len(asked))
-    cache, documents = PromptCache(), [] if document is None else [document]
-
-    def read(tokens: Sequence[int]) -> int:
-        kept = _reading.Kept.of(cache, llm, tokens, documents)
-        return len(tokens) - _reading.read(llm, tokens, len(tokens), lambda: False, kept).n_cached
-
-    _options.note_of_demo(args.model, prompt.text)
+    laid = lay(llm, prompt.turns, chat=chat)
+    n = len(laid.tokens)
+    _options.check_room(llm, n)
+    _options.note_of_demo(args.model, "".join(piece.text for _, message in prompt.turns for piece in message))
     if document is not None:
-        takes = _reading.takes(llm, asked, _reading.Kept.of(cache, llm, asked, documents))
-        _terminal.say(f"{document.name}: {len(asked)} tokens with the question{takes}")
+        _terminal.say(f"{document.name}: {n} tokens with the question{_figures.takes(llm, laid, PromptCache())}")
     failed = False
-    session = Session(llm, read)
     for method in methods:
-        found = answer(session, method, prompt, args, chat, f"{len(asked)} tokens")
+        found = answer(llm, method, document, question, args, chat, f"{n} tokens")
         if isinstance(found, Answer):
             _show(method.name, found, args, alone=len(methods) == 1)
         elif len(methods) == 1:
             raise found
-        else:  # replay was not asked for by name, and some models lack what it reads
+        else:
             failed |= args.method is not None or not isinstance(found, UnsupportedError)
             note_failure(method, found)
     return 1 if failed else 0
 
 
 def _show(name: str, answer: Answer, args: argparse.Namespace, *, alone: bool) -> None:
+    written = answer.written
     if args.json:
         record = {
             "model": args.model,
             "method": name,
             "text": answer.text,
-            "n_prompt": answer.n_prompt,
-            "n_evaluated": answer.n_evaluated,
-            "n_tokens": len(answer.tokens),
-            "seconds": round(answer.seconds, 3),
-            **(answer.pcd or PCDAnswer()).as_dict(),
+            "n_prompt": written.n_prompt,
+            "n_evaluated": written.n_evaluated,
+            "n_tokens": len(written.tokens),
+            "seconds": round(written.seconds, 3),
+            **(written.pcd or PCDAnswer()).as_dict(),
+            **_figures.passages(answer),
         }
         print(json.dumps(record, ensure_ascii=False), flush=True)
         return
     if not alone:
         print(f"--- {name} ---")
     _terminal.write(answer.text + "\n")
-    figures = f"{answer.n_prompt} tokens, {answer.n_evaluated} evaluated | answer {len(answer.tokens)} | {answer.seconds:.1f} s"
-    _terminal.say(f"{figures} | {answer.pcd}" if answer.pcd else figures)
+    for line in _figures.lines(answer.passages, answer.note, _terminal.width()):
+        _terminal.say(line)
+    figures = f"{written.n_prompt} tokens, {written.n_evaluated} evaluated | answer {len(written.tokens)} | {written.seconds:.1f} s"
+    _terminal.say(f"{figures} | {written.pcd}" if written.pcd else figures)

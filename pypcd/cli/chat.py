@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pypcd import PCDError
-from pypcd.cli import _keyboard, _loading, _options, _terminal
-from pypcd.cli._conversation import SPACE, Conversation, documents_in
-from pypcd.cli._generation import Generation
+from pypcd.ask import documents_in
+from pypcd.cli import _figures, _keyboard, _loading, _options, _terminal
+from pypcd.cli._conversation import Conversation
+from pypcd.cli._figures import Figures
 from pypcd.cli._terminal import say
-from pypcd.cli._text import counted, sentence, wrap
+from pypcd.cli._text import sentence, wrap
 from pypcd.decode import Replay
 from pypcd.decode.prompt_cache import PromptCache
-from pypcd.document import Document, read_document
+from pypcd.document import SPACE, Document, read_document
 from pypcd.errors import InputError, did_you_mean
 from pypcd.gguf import DEMO_MODEL
 from pypcd.prompt import has_template
@@ -31,7 +32,7 @@ COMMANDS = {
     "pcd": ("on|off|beta=…", "switch PCD, or give it another setting; alone: show it"),
     "compare": (
         "",
-        "answer the last message with PCD and then without; with a document, if PCD was never on: with replay and without",
+        "answer the last message with PCD and then without; with a document, while PCD is off: with replay and without",
     ),
     "regen": ("", "answer the last message again"),
     "undo": ("", "take back the last turn"),
@@ -60,6 +61,7 @@ class Chat:
         self.session, self.as_json = session, as_json
         self.lines = _keyboard.Lines(list(COMMANDS))
         self.status = 0
+        self._noted = ""  # the note on the last answer's passages
 
     def greet(self, *, no_setting: bool) -> None:
         """Say what is in force. `no_setting`: the user chose none."""
@@ -141,20 +143,17 @@ class Chat:
                         "documents": [document.name for document in documents_in(messages)],
                         "text": messages[-1]["content"],
                         **figures.as_dict(),
-                        "passages": self.session.passages,
                     }
                 )
             else:
                 end = "\n" if self.lines.typed else ""
-                say(figures.line() + self._what_was_repeated() + end)
+                answer = figures.answer
+                note = "" if answer.note == self._noted else answer.note  # how it was found is said once
+                self._noted = answer.note
+                below = _figures.lines(answer.passages, note, _terminal.width())
+                say("\n".join([*below, figures.line()]) + end)
         if stopped() and not self.lines.typed:
             self.status = 130
-
-    def _what_was_repeated(self) -> str:
-        if self.session.left_out:
-            return f"\nreplay repeated nothing: {self.session.left_out}"
-        n = len(self.session.passages)
-        return f"\nreplay repeated {counted(n, 'passage')} of the document; /file shows them" if n else ""
 
     def fail(self, error: BaseException) -> None:
         _terminal.note(sentence(error))
@@ -186,25 +185,25 @@ class Chat:
             say(f"values that are not the paper's: {values}" if values else PRESETS["paper"].what)
 
     def do_compare(self, _: str) -> None:
-        answers: list[tuple[str, Generation]] = []
+        answers: list[tuple[str, Figures]] = []
         with _terminal.interruptible() as stopped:
-            for title, answer in self.session.compare(stopped):
+            for title, pieces, asking in self.session.compare(stopped):
                 if self.as_json:
-                    "".join(answer)
+                    "".join(pieces)
                 else:
                     _terminal.write("\n" * bool(answers) + f"--- {title} ---\n")
                     printer = _terminal.Printer()
-                    for piece in answer:
+                    for piece in pieces:
                         printer.write(piece)
                     printer.end()
-                answers.append((title, answer))
+                answers.append((title, Figures(self.session.llm, asking.answer)))
         if self.as_json:
-            self.print_json({"compare": [{"title": t, "text": a.text, **a.figures.as_dict()} for t, a in answers]})
+            self.print_json({"compare": [{"title": t, "text": a.answer.text, **a.as_dict()} for t, a in answers]})
             return
-        if len({answer.text for _, answer in answers}) == 1:
+        if len({figures.answer.text for _, figures in answers}) == 1:
             say("both answers are the same")
-        for _, answer in answers:
-            say(answer.figures.line())
+        for _, figures in answers:
+            say(figures.line())
 
     def do_regen(self, _: str) -> None:
         self.answer(self.session.regen)
@@ -239,7 +238,9 @@ class Chat:
         elif argument:
             self.attach(read_document(_path(argument)))
         else:
-            say(SPACE.join(self.session.passages) or "nothing was repeated for the last answer")
+            found = self.session.answer.passages if self.session.answer else ()
+            texts = [f"{source.document}, {source.place}:\n{source.text}" for source in found]
+            say(SPACE.join(texts) or "nothing was repeated for the last answer")
 
     def attach(self, document: Document) -> None:
         n = self.session.attach(document)
@@ -311,8 +312,8 @@ def run(args: argparse.Namespace) -> int:
     llm = _loading.load_model(args)
     if not has_template(llm):
         _terminal.note(
-            "this model has no chat template, so it may be a base model: Llama 2's format is used; "
-            "'pypcd generate' continues a text"
+            "this model has no chat template, so it may be a base model: it goes on with your messages as plain text; "
+            "'pypcd generate' continues one text"
         )
     chat = Chat(Conversation(llm, sampling, args.system, PromptCache()), as_json=args.json)
     if args.prompt is not None:

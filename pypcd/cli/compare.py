@@ -10,13 +10,14 @@ import sys
 from collections.abc import Sequence
 
 from pypcd import PCDAnswer, files
-from pypcd.cli import _loading, _options, _table, _terminal
+from pypcd.ask import Answer, prompt_of
+from pypcd.cli import _figures, _loading, _options, _table, _terminal
 from pypcd.cli._text import sentence, wrap
 from pypcd.cli.answer import add_methods, answer, methods_of, note_failure
-from pypcd.decode import Answer, Method, Session
+from pypcd.decode import Method
 from pypcd.document import Document, read_document
 from pypcd.errors import InputError
-from pypcd.prompt import Prompt, has_template
+from pypcd.prompt import AnyPrompt, has_template
 
 DEFAULT_METHODS = "greedy,replay,recite,pcd:unsure,pcd:window:relative_top=0.1"
 LINE = '{"file": "report.txt", "question": "Who signed it?", "answer": "Ruth Amsel"}'
@@ -48,8 +49,9 @@ class Question:
     document: Document | None = None
 
     @property
-    def prompt(self) -> Prompt:
-        return Prompt(after=self.text) if self.document is None else self.document.prompt(self.text)
+    def prompt(self) -> AnyPrompt:
+        documents = [] if self.document is None else [self.document]
+        return prompt_of([{"role": "user", "content": self.text, "documents": documents}])
 
     def is_right(self, text: str) -> bool:
         return _plain(self.answer) in _plain(text)
@@ -109,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     methods = methods_of(args, DEFAULT_METHODS)
     llm = _loading.open_for(args, methods, [question.prompt for question in questions])
     chat = has_template(llm) and not args.no_chat
-    session, done = Session(llm), list[Done]()
+    done = list[Done]()
     try:
         for number, question in enumerate(questions, 1):
             what = f"{number} of {len(questions)}"
@@ -118,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
                 print(f"\n{what}: {question.text.strip()}{name}", flush=True)
             done.append((question, {}))
             for method in methods:
-                found = answer(session, method, question.prompt, args, chat, what)
+                found = answer(llm, method, question.document, question.text, args, chat, what)
                 if not isinstance(found, Answer):
                     note_failure(method, found)
                 done[-1][1][method.name] = found if isinstance(found, Answer) else None
@@ -168,8 +170,9 @@ def _show(
             "method": name,
             "text": answer and answer.text,
             "right": is_right,
-            "n_prompt": answer and answer.n_prompt,
-            **((answer and answer.pcd) or PCDAnswer()).as_dict(),
+            "n_prompt": answer and answer.written.n_prompt,
+            **((answer and answer.written.pcd) or PCDAnswer()).as_dict(),
+            **(_figures.passages(answer) if answer else {}),
         }
         print(json.dumps(record, ensure_ascii=False), flush=True)
     elif answer is not None:
@@ -181,5 +184,6 @@ def _show(
         indent = "\n" + " " * len(head)
         room = max(_terminal.width() - len(head), 24)
         print(head + indent.join(wrap(verdict + text, room)), flush=True)
-        for line in wrap(str(answer.pcd), room) if answer.pcd else ():
+        below = _figures.lines(answer.passages, answer.note, room)
+        for line in below + (wrap(str(answer.written.pcd), room) if answer.written.pcd else []):
             print(indent[1:] + _terminal.faint(line, sys.stdout), file=_terminal.raw(sys.stdout), flush=True)

@@ -6,9 +6,12 @@ import argparse
 import json
 import sys
 
+from pypcd.ask import Answer, stoppable
 from pypcd.cli import _loading, _options, _terminal
-from pypcd.cli._generation import ContextFull, Generation
-from pypcd.errors import InputError
+from pypcd.cli._figures import Figures
+from pypcd.decode import Session
+from pypcd.errors import InputError, PCDError
+from pypcd.prompt import Laid
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,23 +46,27 @@ def run(args: argparse.Namespace) -> int:
         _terminal.say(_options.how_to_turn_on("--pcd"))
     _options.note_of_demo(args.model, prompt)
     tokens = llm.tokenize(prompt.encode(), add_bos=True, special=True)
+    if len(tokens) >= llm.n_ctx():
+        raise PCDError(
+            f"the prompt is too long: {len(tokens)} tokens do not fit in the context of {llm.n_ctx()}; start with a larger --n-ctx or shorten it"
+        )
+    seed = sampling.draw_seed()
     with _terminal.interruptible() as stopped:
-        try:
-            generation = Generation(llm, tokens, sampling, stop=args.stop, stopped=stopped)
-        except ContextFull as error:
-            raise ContextFull(f"the prompt is too long: {error}; start with a larger --n-ctx or shorten it") from None
         unseen, printer = args.json or not sys.stdout.isatty(), _terminal.Printer()
         with _terminal.progress(None, "generating", enabled=unseen) as bar:
-            for piece in generation:
-                bar.update(generation.figures.completion_tokens - bar.n)
+            method = sampling.method(llm, seed)
+            how = {"max_tokens": sampling.max_tokens, "stop": args.stop}
+            writing = method.stream(Session(llm, repeatable=False), Laid(tokens, [], None, 0, []), **how)
+            for piece in stoppable(llm, writing, stopped):
+                bar.update(len(writing.answer.tokens) - bar.n)
                 if not args.json:
                     printer.write(piece)
-    figures = generation.figures
+    figures = Figures(llm, Answer(writing.answer.text, (), "", None, (), writing.answer))
     if args.json:
-        record = {"model": args.model, "text": generation.text, "seed": generation.seed, **figures.as_dict()}
+        record = {"model": args.model, "text": writing.answer.text, "seed": seed, **figures.as_dict()}
         print(json.dumps(record, ensure_ascii=False))
     else:
-        if generation.text or not sys.stdout.isatty():
+        if writing.answer.text or not sys.stdout.isatty():
             printer.end()
         _terminal.say(figures.line())
-    return 130 if figures.finish_reason == "interrupted" else 0
+    return 130 if writing.answer.end == "interrupted" else 0

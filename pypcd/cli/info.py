@@ -11,15 +11,13 @@ from typing import Any
 import llama_cpp
 
 import pypcd
-from pypcd import PCDConfig, PCDError, engine, library
+from pypcd import PCDConfig, engine, library
 from pypcd.bench import placements, self_test
 from pypcd.cli import _loading, _options, _terminal
-from pypcd.decode import Session
-from pypcd.decode.replay import attention
+from pypcd.find.heads import heads_of
 from pypcd.gguf import DEMO_MODEL, read_gguf, resolve_model
 from pypcd.llama.machine import devices, has_gpu, total_memory
 from pypcd.llama.threads import best_threads, width_of
-from pypcd.prompt import Prompt
 from pypcd.settings import formula
 
 _IDLE = "found: there is none, or its driver is missing or older than this build needs; models run on the devices above"
@@ -124,17 +122,15 @@ def model_facts(llm: pypcd.Llama) -> dict[str, Any]:
         }
     for name, config in (("pcd", PCDConfig()), ("window", PCDConfig.preset("window"))):
         facts[name] = engine.pcd_refusal(llm, config) or "yes"
-    facts["replay"] = _refusal_of_replay(llm) or "yes"
+    facts["replay"] = _finder(llm)
     return facts
 
 
-def _refusal_of_replay(llm: pypcd.Llama) -> str | None:
-    """Why the model cannot say what a question attends to; None: it can."""
-    try:
-        attention(Session(llm), Prompt(segments=("one", "two"), joiner="\n", after="\nthree"), chat=False)
-    except PCDError as error:
-        return str(error)
-    return None
+def _finder(llm: pypcd.Llama) -> str:
+    """How replay finds passages."""
+    if heads_of(llm) is None:
+        return f"by keyword search; pypcd probe {llm.model_path} finds which of its heads retrieve"
+    return "by attention and keyword search"
 
 
 # -- text ------------------------------------------------------------------------------------------------------------
@@ -167,7 +163,10 @@ def report(record: dict[str, Any]) -> str:
             ("rope", _rope_text(rope) if rope else "none"),
             ("PCD", _yes(m["pcd"]) + ("; 'pypcd tune' tells whether it helps this model" if m["pcd"] == "yes" else "")),
             *([("PCD window", _yes(m["window"]))] if m["pcd"] not in ("yes", m["window"]) else []),
-            ("documents", _documents_text(m["replay"])),
+            (
+                "documents",
+                f"a question about one gets replay: its passages stand once more before it, found {m['replay']}",
+            ),
         ]
         if rope and m["pcd"] == "yes":
             rows.append(("turned", f"{rope['turned']} of {rope['frequencies']} frequencies by more than 1%"))
@@ -206,12 +205,6 @@ def _engine_text(lib: dict[str, Any]) -> str:
     if lib["engine"] == "native":
         return f"native: all settings; PCD interface {lib['pcd_interface']}"
     return f"stock: settings with a window alone, such as unsure and window ({lib['why_stock']})"
-
-
-def _documents_text(replay: str) -> str:
-    if replay == "yes":
-        return "a question about one gets replay: the two passages that it attends to most stand once more before it"
-    return f"a question about one is answered without replay: {replay}"
 
 
 def _yes(answer: str) -> str:

@@ -59,7 +59,7 @@ def values_of(make: Any, words: Sequence[str], first: str = "") -> Any:
     fields = [
         f.name
         for f in dataclasses.fields(kind)
-        if isinstance(f.default, (int, float, type(None))) and not isinstance(f.default, bool)
+        if isinstance(f.default, (int, float, str, type(None))) and not isinstance(f.default, bool)
     ]
     for word in words:
         name, equals, _ = word.partition("=")

@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pypcd.decode.cache import KVTypes
 from pypcd.decode.rows import Constrained, Plain, RowSource
-from pypcd.decode.search import Greedy, Search
+from pypcd.decode.search import Greedy, Look, Search
 from pypcd.decode.session import Logits, Session
 from pypcd.engine import PCDAnswer, is_recurrent, pcd, token_bytes
 from pypcd.errors import PCDError, UnsupportedError
-from pypcd.prompt import Prompt, has_template, prompt_tokens
+from pypcd.find import Found
+from pypcd.prompt import AnyPrompt, Laid, Messages, Prompt, has_template, lay
 from pypcd.settings.ranges import Integer
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama
 
-__all__ = ["Answer", "Answering", "Edit", "Method"]
+__all__ = ["Answer", "Answering", "Edit", "Edited", "Method", "Writing"]
 
 
 class Answering(Protocol):
     """Answers a prompt, by the same method without its edit; in as many tokens as the method's answer has, or max_tokens."""
 
-    def __call__(self, prompt: Prompt, max_tokens: int | None = None) -> str: ...
+    def __call__(self, prompt: AnyPrompt, max_tokens: int | None = None) -> str: ...
+
+
+class Edited(NamedTuple):
+    """A prompt that was changed.
+
+    Attributes:
+        found: the passages that were repeated in it.
+    """
+
+    prompt: AnyPrompt
+    found: Found = Found()
 
 
 class Edit(Protocol):
-    """Changes a prompt before it is answered."""
+    """Changes a prompt before it is answered; one of several messages (Messages) only if its attribute `in_conversations` is true."""
 
-    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Answering) -> Prompt: ...
+    def edit(self, session: Session, prompt: Any, *, chat: bool, answer: Answering) -> Edited: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +58,10 @@ class Answer:
         n_evaluated: prompt tokens evaluated for it; less than n_prompt if the prompt was in the cache.
         seconds: time for everything.
         pcd: what PCD did to it, if the method contrasts by PCD and writes one answer at a time.
+        found: the passages that were repeated, if the method repeats any.
+        end: what ended it: "stop", the model or a text; "length", max_tokens; "context", which is full; or "interrupted".
+        prompt_seconds: of the time, up to the first token.
+        n_ended: 1 if the model itself ended it, with a token that is not among `tokens`; else 0.
     """
 
     text: str
@@ -53,6 +70,10 @@ class Answer:
     n_evaluated: int
     seconds: float
     pcd: PCDAnswer | None = None
+    found: Found = dataclasses.field(default_factory=Found)
+    end: str = "stop"
+    prompt_seconds: float = 0.0
+    n_ended: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,35 +120,50 @@ class Method:
             return f"it needs {self.n_sequences} sequences, the context has {llm.n_seq_max}; load the model with n_seq_max={self.n_sequences}"
         return (self.cache and self.cache.refusal(llm)) or self.rows.refusal(llm)
 
-    def generate(
+    def generate(self, model: Llama | Session, prompt: AnyPrompt | str, **how: Any) -> Answer:
+        """Answer a prompt. The arguments and errors are stream()'s."""
+        writing = self.stream(model, prompt, **how)
+        for _ in writing:
+            pass
+        return writing.answer
+
+    def stream(
         self,
         model: Llama | Session,
-        prompt: Prompt | str,
+        prompt: AnyPrompt | Laid | str,
         *,
         max_tokens: int = 64,
-        stop: str = "",
+        stop: str | Sequence[str] = (),
         chat: bool = False,
-        look: Callable[[int, Logits], None] = lambda token, row: None,
+        look: Look = lambda token, row: None,
         grammar: str = "",
-    ) -> Answer:
-        """Answer a prompt.
+    ) -> Writing:
+        """Answer a prompt, piece by piece.
 
         Args:
             model: a model, or a session on one; methods share the session's evaluated prompt where they can.
-            prompt: a text is a prompt without parts; methods that need its context reject that.
-            stop: a text that ends the answer and is no part of it; "": only the model's own end does. White space before
-                the answer does not count.
+            prompt: a text is a prompt without parts; methods that need its context reject that. A prompt's tokens (Laid) are taken as they
+                are, and no method edits them.
+            max_tokens: at most so many; 0: until the context is full.
+            stop: texts that end the answer and are no part of it, besides the template's; else only the model's own end does. White space
+                before the answer does not count.
             chat: use the model's chat template.
             look: called with each chosen token and the row it was chosen from, float32[n_vocab]; not by beam search.
             grammar: which answers are possible, in llama.cpp's GBNF; "": all are. It masks the rows, after any contrast.
 
         Raises:
             UnsupportedError: this model cannot run this method, or a grammar is given to one that writes several answers.
-            ValueError: the prompt is empty or does not fit, max_tokens is less than 1, or llama.cpp cannot read the grammar.
+            ValueError: the prompt is empty or does not fit, max_tokens is less than 0, or llama.cpp cannot read the grammar.
         """
-        Integer(1)("max_tokens", max_tokens)
+        Integer(0)("max_tokens", max_tokens)
         session = model if isinstance(model, Session) else Session(model)
         prompt = Prompt(after=prompt) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, Messages) and not (
+            self.rows.in_conversations and getattr(self.edit, "in_conversations", self.edit is None)
+        ):
+            raise UnsupportedError(
+                f"{self.name} answers a question by itself, not one behind other messages, such as the system's; ask it alone"
+            )
         key = (self, chat)
         if key not in session.refusals:  # trying a setting may take memory and time
             session.refusals[key] = self.refusal(session.llm, chat=chat)
@@ -136,52 +172,144 @@ class Method:
             raise UnsupportedError(f"{self.name} cannot run on this model: {refusal}")
         if grammar and self.search.n_sequences > 1:
             raise UnsupportedError(f"{self.name} cannot run under a grammar, which follows one answer at a time")
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        stops = tuple(filter(None, stops))
+        return Writing(self, session, prompt, max_tokens=max_tokens, stop=stops, chat=chat, look=look, grammar=grammar)
 
-        before, start = session.n_evaluated, time.perf_counter()
-        plain, longest = dataclasses.replace(self, edit=None), max_tokens
 
-        def answer(prompt: Prompt, max_tokens: int | None = None) -> str:
-            return plain.generate(session, prompt, max_tokens=max_tokens or longest, chat=chat).text
+class Writing:
+    """An answer while it is written: iterate over the pieces of its text."""
 
-        def text_of(tokens: Sequence[int]) -> bytes:
-            return b"".join(token_bytes(session.llm, token) for token in tokens)
+    def __init__(
+        self,
+        method: Method,
+        session: Session,
+        prompt: AnyPrompt | Laid,
+        *,
+        max_tokens: int,
+        stop: Sequence[str],
+        chat: bool,
+        look: Look,
+        grammar: str,
+    ) -> None:
+        self._method, self._session, self._prompt = method, session, prompt
+        self._most, self._stop, self._chat, self._look, self._grammar = max_tokens, tuple(stop), chat, look, grammar
+        contrasts = method.rows.pcd is not None and method.search.n_sequences == 1
+        self._did = PCDAnswer(method.rows.pcd) if contrasts else None
+        self._laid, self._found = Laid([], [], None, 0, []), Found()
+        self._tokens: list[int] = []
+        self._text, self._end, self._n_ended = "", "interrupted", 0
+        self._before, self._seconds, self._first = session.n_evaluated, 0.0, 0.0
+        self._pieces = self._write()
 
-        did = None if self.rows.pcd is None or self.search.n_sequences > 1 else PCDAnswer(self.rows.pcd)
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
 
-        def watch(token: int, row: Logits) -> None:
-            nonlocal did
-            if did is not None:
-                did = did.with_token(token, pcd(session.llm).logits(-1))
-            look(token, row)
+    def close(self) -> None:
+        """End it here."""
+        self._pieces.close()
 
-        def is_over(tokens: Sequence[int]) -> bool:
-            return bool(stop) and _place(text_of(tokens), stop) is not None
+    @property
+    def answer(self) -> Answer:
+        """What has come so far."""
+        n_prompt = len(self._laid.tokens)
+        return Answer(
+            self._text,
+            tuple(self._tokens),
+            n_prompt,
+            self._session.n_evaluated - self._before,
+            self._seconds,
+            self._did and dataclasses.replace(self._did, n_prompt=n_prompt),
+            self._found,
+            self._end,
+            self._first or self._seconds,
+            self._n_ended,
+        )
 
+    def _write(self) -> Generator[str, None, None]:
+        session, llm, start = self._session, self._session.llm, time.perf_counter()
+        self._before = session.n_evaluated
+        data, n_shown, decoder = b"", 0, codecs.getincrementaldecoder("utf-8")("replace")
         try:
-            prompt = self.edit.edit(session, prompt, chat=chat, answer=answer) if self.edit else prompt
-            tokens = prompt_tokens(session.llm, prompt, chat=chat)
-            room = session.llm.n_ctx() - len(tokens)
-            stream = self.rows.open(session, prompt, tokens, chat=chat)
-            stream = Constrained(stream, grammar) if grammar else stream
-            chosen = self.search.run(stream, min(max_tokens, room), session.is_end, watch, is_over)
+            for token in self._chosen():
+                self._seconds = time.perf_counter() - start
+                self._first = self._first or self._seconds
+                self._tokens.append(token)
+                data += token_bytes(llm, token)
+                if (at := _place(data, self._stop)) is not None:
+                    data, self._end = data[:at], "stop"
+                    break
+                n_ready = len(data) - _n_held(data, self._stop)
+                piece, n_shown = decoder.decode(data[n_shown:n_ready]), n_ready
+                if piece:
+                    self._text += piece
+                    yield piece
+            else:
+                is_cut = self._most and len(self._tokens) >= self._most
+                self._end = "stop" if self._n_ended else "length" if is_cut else "context"
+            piece = decoder.decode(data[n_shown:], final=True)
+            self._text += piece
+            if piece:
+                yield piece
         except RuntimeError as error:
             raise error if isinstance(error, PCDError) else PCDError(str(error)) from error
         finally:
+            self._seconds = time.perf_counter() - start
             session.finish()
-        text = text_of(chosen)
-        text = text[: _place(text, stop)]
-        seconds = time.perf_counter() - start
-        return Answer(
-            text.decode("utf-8", "replace"),
-            tuple(chosen),
-            len(tokens),
-            session.n_evaluated - before,
-            seconds,
-            did and dataclasses.replace(did, n_prompt=len(tokens)),
-        )
+            n_tokens = len(self._tokens) + self._n_ended
+            llm._answer = self.answer.pcd or PCDAnswer(n_tokens=n_tokens, n_prompt=len(self._laid.tokens))
+
+    def _chosen(self) -> Iterator[int]:
+        """Edit and evaluate the prompt, and choose the answer's tokens."""
+        session, method = self._session, self._method
+        prompt = self._edited()
+        session.n_text = self._laid.n_text
+        room = session.llm.n_ctx() - len(self._laid.tokens)
+        rows = method.rows.open(session, prompt, self._laid.tokens, chat=self._chat)
+        rows = Constrained(rows, self._grammar) if self._grammar else rows
+        return method.search.run(rows, min(self._most or room, room), session.is_end, self._watch, self._is_over)
+
+    def _edited(self) -> Any:
+        """The prompt as it is answered, whose tokens are in `_laid` from now on."""
+        prompt, edit = self._prompt, self._method.edit
+        if isinstance(prompt, Laid):
+            self._laid = prompt
+            return prompt
+        if edit:
+            plain = dataclasses.replace(self._method, edit=None)
+
+            def answer(prompt: AnyPrompt, max_tokens: int | None = None) -> str:
+                how = {"max_tokens": max_tokens or self._most, "chat": self._chat}
+                return plain.generate(self._session, prompt, **how).text
+
+            prompt, self._found = edit.edit(self._session, prompt, chat=self._chat, answer=answer)
+        self._lay(prompt)
+        if self._found.passages and len(self._laid.tokens) + 2 >= self._session.llm.n_ctx():
+            prompt, self._found = self._prompt, Found(note="nothing was repeated: the context has no room for it")
+            self._lay(prompt)
+        self._stop += tuple(filter(None, self._laid.stop))
+        return prompt
+
+    def _lay(self, prompt: Any) -> None:
+        self._laid = lay(self._session.llm, prompt.turns, chat=self._chat, answer_prefix=prompt.answer_prefix)
+
+    def _watch(self, token: int, row: Logits) -> None:
+        if self._did is not None:
+            self._did = self._did.with_token(token, pcd(self._session.llm).logits(-1))
+        self._n_ended = int(self._session.is_end(token))
+        self._look(token, row)
+
+    def _is_over(self, tokens: Sequence[int]) -> bool:
+        return _place(b"".join(token_bytes(self._session.llm, token) for token in tokens), self._stop) is not None
 
 
-def _place(text: bytes, stop: str) -> int | None:
-    """Where a stop text begins in an answer, after the white space before the answer; None if it does not occur."""
-    at = text.find(stop.encode(), len(text) - len(text.lstrip())) if stop else -1
-    return None if at < 0 else at
+def _place(text: bytes, stop: Sequence[str]) -> int | None:
+    """Where a text that ends an answer begins in it, after the white space before the answer; None if none occurs."""
+    places = [text.find(one.encode(), len(text) - len(text.lstrip())) for one in stop]
+    return min((at for at in places if at >= 0), default=None)
+
+
+def _n_held(text: bytes, stop: Sequence[str]) -> int:
+    """How many bytes at the end of a text may begin one that ends it."""
+    ends = [one.encode() for one in stop]
+    return max((n for one in ends for n in range(1, len(one)) if text.endswith(one[:n])), default=0)

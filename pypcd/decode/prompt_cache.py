@@ -3,7 +3,7 @@
 A file holds what llama_state_seq_save_file() writes for sequence 0, and behind it JSON about it, the JSON's length and a CRC-32 of
 all before (little-endian), and a mark. Its name has what has to be equal: the weights, the settings that keys and values
 depend on, and the tokens. Files that were not used for longest go first. They hold the text: nobody else may read them.
-llama-server reads and writes them too (cpp/server/server-pcd-disk.cpp).
+llama-server reads and writes them too (cpp/server/server-pcd-disk.cpp), and a worker (pypcd/server/worker.py) tells it which.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import struct
 import tempfile
 import time
 import zlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -29,10 +29,12 @@ from pypcd.settings.ranges import Number, literal
 if TYPE_CHECKING:
     from pypcd.llama import Llama
 
-__all__ = ["LIMIT_NAME", "MIN_TOKENS", "N_LEFT", "Entry", "PromptCache"]
+__all__ = ["LIMIT_NAME", "MIN_TOKENS", "N_LEFT", "Entry", "PromptCache", "cache_id", "id_of"]
 
 MIN_TOKENS = 256  # less is soon read again
-N_LEFT = 16  # tokens of a document's end that are read with the question: replay reads the last ones by themselves
+N_LEFT = (
+    16  # tokens of a document's end that are read with the question, since what follows may change how they are cut
+)
 LIMIT_NAME = "PYPCD_CACHE_GIB"  # the environment variable
 _LIMIT = 4.0  # GiB
 _NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})-([0-9]+)-([0-9a-f]{8})\.state")
@@ -104,15 +106,19 @@ class PromptCache:
                     found.append(Entry(path, weights, settings, int(n), tokens, status.st_size, status.st_mtime))
         return sorted(found, key=lambda entry: -entry.used)
 
-    def find(self, llm: Llama, tokens: Sequence[int]) -> list[Entry]:
-        """The beginnings of these tokens that are on disk for this model and its settings, the longest in front."""
+    def find(self, llm: Llama | str, tokens: Sequence[int]) -> list[Entry]:
+        """The beginnings of these tokens that are on disk for this model and its settings, the longest in front.
+
+        Args:
+            llm: the model, or its cache_id().
+        """
         if not self.limit:
             return []
-        weights, settings = llm.weights_id, settings_id(llm)
+        model = cache_id(llm)
         fitting = [
             entry
             for entry in self.entries()
-            if (entry.weights, entry.settings) == (weights, settings)
+            if f"{entry.weights}-{entry.settings}" == model
             and entry.n_tokens <= len(tokens)
             and entry.tokens == _sum(tokens[: entry.n_tokens])
         ]
@@ -131,31 +137,54 @@ class PromptCache:
             if entry.n_tokens < held + MIN_TOKENS:
                 break
             beginning = list(tokens[: entry.n_tokens])
-            try:
-                _check(entry.path, beginning)
-                llm.load_sequence(entry.path, beginning)
-            except FileNotFoundError:  # another process removed it
-                continue
-            except OSError as error:
-                engine.logger.warning("%s cannot be read, so the prompt is read again: %s", entry.path, error)
-                continue
-            except PCDError as error:
-                engine.logger.warning("%s is removed, and the prompt is read again: %s", entry.path, error)
+            if self.reads(entry, beginning, llm.load_sequence):
                 with contextlib.suppress(OSError):
-                    entry.path.unlink()
-                continue
-            with contextlib.suppress(OSError):
-                os.utime(entry.path)
-            return entry.n_tokens
+                    os.utime(entry.path)
+                return entry.n_tokens
         return 0
 
-    def keep(self, llm: Llama, tokens: Sequence[int], about: dict[str, Any]) -> bool:
+    def reads(
+        self,
+        entry: Entry,
+        tokens: Sequence[int],
+        load: Callable[[pathlib.Path, Sequence[int]], object] = lambda path, tokens: None,
+        head: Sequence[int] = (),
+    ) -> bool:
+        """Whether a file holds these tokens and can be loaded. One that is damaged, or cannot, is removed with a warning.
+
+        Args:
+            head: llama.cpp's mark and version of such files; empty: `load` finds these out.
+        """
+        try:
+            _check(entry.path, tokens, head)
+            load(entry.path, tokens)
+        except FileNotFoundError:  # another process removed it
+            return False
+        except OSError as error:
+            engine.logger.warning("%s cannot be read, so the prompt is read again: %s", entry.path, error)
+            return False
+        except PCDError as error:
+            engine.logger.warning("%s is removed, and the prompt is read again: %s", entry.path, error)
+            with contextlib.suppress(OSError):
+                entry.path.unlink()
+            return False
+        return True
+
+    def keep(
+        self,
+        llm: Llama | str,
+        tokens: Sequence[int],
+        about: dict[str, Any],
+        save: Callable[[str], int] | None = None,
+    ) -> bool:
         """Write sequence 0, which has just these tokens; whether it is on disk now. What cannot be written is a warning.
 
         Args:
+            llm: the model, or with `save` its cache_id().
             about: for the list that people see.
+            save: writes it to a path, and returns the number of bytes.
         """
-        path = self.folder / f"{llm.weights_id}-{settings_id(llm)}-{len(tokens)}-{_sum(tokens)}.state"
+        path = self.folder / f"{cache_id(llm)}-{len(tokens)}-{_sum(tokens)}.state"
         if len(tokens) < MIN_TOKENS or not self.limit:
             return False
         if os.path.lexists(path):
@@ -164,7 +193,7 @@ class PromptCache:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix="writing-", dir=self.folder) as beside:  # only this user may enter
                 made = pathlib.Path(beside) / path.name
-                n_bytes = engine.save_sequence(llm, str(made), tokens)
+                n_bytes = save(str(made)) if save else engine.save_sequence(cast("Llama", llm), str(made), tokens)
                 if n_bytes > self.limit:
                     engine.logger.warning(
                         "%d tokens take %.0f MiB, which are not kept: the limit is %.0f (%s)",
@@ -235,8 +264,10 @@ def _is_ours(path: pathlib.Path, folder: bool = False) -> bool:
     return False
 
 
-def settings_id(llm: Llama) -> str:
-    """What tells the settings that keys and values depend on from others: 8 hexadecimal digits."""
+def cache_id(llm: Llama | str) -> str:
+    """What tells the weights, and the settings that keys and values depend on, from others: 16 and 8 hexadecimal digits."""
+    if isinstance(llm, str):
+        return llm
     text = [engine.cache_settings(llm)]
     if any(name.endswith("rope.scaling.original_context_length") for name in llm.metadata):
         text.append(f"n_ctx={llm.n_ctx()}")  # LongRoPE has other factors beyond that length
@@ -245,7 +276,11 @@ def settings_id(llm: Llama) -> str:
         text.append(f"lora={llm.lora_scale} {status.st_size} {status.st_mtime_ns}")
     if llm.kv_overrides:
         text.append(f"kv_overrides={sorted(llm.kv_overrides.items())}")
-    return f"{zlib.crc32(' '.join(text).encode()):08x}"
+    return id_of(llm.weights_id, " ".join(text))
+
+
+def id_of(weights: str, settings: str) -> str:
+    return f"{weights}-{zlib.crc32(settings.encode()):08x}"
 
 
 def _sum(tokens: Sequence[int]) -> str:
@@ -268,11 +303,11 @@ def _seal(path: pathlib.Path, n_bytes: int, about: dict[str, Any]) -> None:
         file.write(_TAIL.pack(len(text), total, _MARK))
 
 
-def _check(path: pathlib.Path, tokens: Sequence[int]) -> None:
+def _check(path: pathlib.Path, tokens: Sequence[int], head: Sequence[int] = ()) -> None:
     """
     Raises:
         OSError: it cannot be read.
-        PCDError: it is damaged, or of other tokens.
+        PCDError: it is damaged, or of other tokens, or of another version.
     """
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -282,7 +317,9 @@ def _check(path: pathlib.Path, tokens: Sequence[int]) -> None:
         if mark != _MARK or _crc(file, size - _TAIL.size) != total:
             raise PCDError("it is damaged")
         file.seek(0)
-        n = _HEAD.unpack(file.read(_HEAD.size))[2]
+        *version, n = _HEAD.unpack(file.read(_HEAD.size))
+        if head and version != list(head):
+            raise PCDError("another version of llama.cpp wrote it")
         if n != len(tokens) or file.read(4 * n) != np.asarray(tokens, "<i4").tobytes():
             raise PCDError("it has other tokens")
 

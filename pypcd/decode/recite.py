@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from pypcd.decode.method import Answering
+from pypcd.decode.method import Answering, Edited
 from pypcd.decode.session import Session
-from pypcd.prompt import Prompt, prompt_tokens
+from pypcd.prompt import Prompt
 from pypcd.settings.ranges import Integer, check
 
 __all__ = ["Recite"]
@@ -35,12 +35,9 @@ class Recite:
     def __post_init__(self) -> None:
         check(self, n_tokens=Integer(1, 4096))
 
-    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Answering) -> Prompt:
+    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Answering) -> Edited:
         if not prompt.segments:
-            return prompt
-        tokens = prompt_tokens(session.llm, prompt, chat=chat)
-        session.start(tokens)
-        session.back(len(tokens) - 1)  # the first call builds on the prompt
+            return Edited(prompt)
         asked = prompt.replace(after=prompt.after + self.request, answer_prefix="", shots=())
         passage = answer(asked, self.n_tokens).strip().partition("\n\n")[0].strip()
-        return prompt.replace(segments=(passage,)) if passage else prompt
+        return Edited(prompt.replace(segments=(passage,)) if passage else prompt)

@@ -79,11 +79,13 @@ class RowSource:
         n_sequences: sequences of the context that each answer needs.
         whole_prompt: whether a prompt must be evaluated in one micro-batch.
         pcd: the PCD setting, if the rows are contrasted by PCD.
+        in_conversations: whether the prompt may be several messages.
     """
 
     forks = True
     n_sequences = 1
     whole_prompt = False
+    in_conversations = True
     pcd: PCDConfig | None = None
 
     def refusal(self, llm: Llama) -> str | None:

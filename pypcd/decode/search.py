@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from pypcd.decode.session import Logits
 from pypcd.settings.formula import log_softmax
@@ -36,34 +37,52 @@ class Search(Protocol):
 
     def run(
         self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, is_over: IsOver = never
-    ) -> list[int]:
-        """At most max_tokens tokens, without the one that ends the answer (`look` is called with that one too); with the
-        one that makes it whole (is_over), since that may have text of the answer."""
+    ) -> Iterator[int]:
+        """At most max_tokens tokens as they are chosen, without the one that ends the answer (`look` is called with that one too).
+
+        Args:
+            is_over: for those that follow several answers at once; the one that makes an answer whole is given too.
+        """
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-    """The most probable token at each step; the lower id if logits are equal."""
+    """The most probable token at each step; the lower id if logits are equal.
+
+    Args:
+        repeat_penalty: as Sampling's.
+    """
+
+    repeat_penalty: float = 1.0
 
     n_sequences = 1
 
     def run(
         self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, is_over: IsOver = never
-    ) -> list[int]:
-        return _one_by_one(stream, max_tokens, is_end, look, is_over, lambda row: int(row.argmax()))
+    ) -> Iterator[int]:
+        written: list[int] = []
+
+        def choose(row: Logits) -> int:
+            written.append(int(penalised(row, written[-_PENALISED:], self.repeat_penalty).argmax()))
+            return written[-1]
+
+        return _one_by_one(stream, max_tokens, is_end, look, choose)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Draws each token: temperature, then top_k, then the smallest set of tokens with probability top_p.
+    """Draws each token, as llama.cpp does: top_k, then the smallest set of tokens with probability top_p, then those with at least min_p of
+    the best one's probability, then temperature. Behind a penalty, all are of the penalised logits.
 
     Args:
         temperature: more than 0, at most 100.
         top_k: 0 keeps all tokens.
-        top_p: more than 0, at most 1.
+        top_p: 0 to 1; 0 keeps one token.
         seed: of the random numbers. The same seed gives the same answer to the same prompt, whatever other prompts were
             answered.
+        min_p: 0 to 1.
+        repeat_penalty: what the logits of the answer's last 64 tokens are divided by if positive, else multiplied; 1: nothing.
 
     Raises:
         ValueError: a value is out of range.
@@ -73,6 +92,8 @@ class Sampling:
     top_k: int = 40
     top_p: float = 0.95
     seed: int = 0
+    min_p: float = 0.0
+    repeat_penalty: float = 1.0
 
     n_sequences = 1
 
@@ -80,15 +101,17 @@ class Sampling:
         check(
             self,
             temperature=Number(0, 100, open_below=True, note="for 0 use the method greedy"),
-            top_p=Number(0, 1, open_below=True),
+            top_p=Number(0, 1),
             top_k=Integer(0),
             seed=Integer(0),
+            min_p=Number(0, 1),
+            repeat_penalty=Number(0.01, 100),
         )
 
     def run(
         self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, is_over: IsOver = never
-    ) -> list[int]:
-        return _one_by_one(stream, max_tokens, is_end, look, is_over, self.chooser(stream.first.tobytes()))
+    ) -> Iterator[int]:
+        return _one_by_one(stream, max_tokens, is_end, look, self.chooser(stream.first.tobytes()))
 
     def chooser(self, prompt: bytes) -> Callable[[Logits], int]:
         """What draws the tokens of one answer.
@@ -99,34 +122,51 @@ class Sampling:
         """
         digest = hashlib.sha256(prompt).digest()
         rng = np.random.default_rng([self.seed, int.from_bytes(digest[:8], "little")])
+        written: list[int] = []
 
         def draw(row: Logits) -> int:
-            ids = np.argsort(-row, kind="stable")[: self.top_k or None]
-            p = np.exp(log_softmax(row[ids] / self.temperature))
+            row = penalised(row, written[-_PENALISED:], self.repeat_penalty)
+            ids = _best(row, self.top_k)
+            p = np.exp(log_softmax(row[ids]))
             n = int(np.searchsorted(np.cumsum(p), self.top_p)) + 1
-            return int(rng.choice(ids[:n], p=p[:n] / p[:n].sum()))
+            n = max(min(n, int((p >= self.min_p * p[0]).sum())), 1)
+            q = np.exp(log_softmax(row[ids[:n]] / self.temperature))
+            written.append(int(rng.choice(ids[:n], p=q / q.sum())))
+            return written[-1]
 
         return draw
 
 
+_PENALISED = 64  # tokens, as in llama.cpp
+
+
+def penalised(row: Logits, tokens: Sequence[int], penalty: float) -> Logits:
+    """A row in which the tokens that were written count less (arXiv 1909.05858, section 4.1)."""
+    if penalty == 1 or not tokens:
+        return row
+    row, ids = row.copy(), list(set(tokens))
+    row[ids] = np.where(row[ids] > 0, row[ids] / penalty, row[ids] * penalty)
+    return row
+
+
+def _best(row: Logits, n: int) -> npt.NDArray[np.intp]:
+    """The ids of the n highest logits, the highest first; 0: of all."""
+    if not 0 < n < len(row):
+        return np.argsort(-row, kind="stable")
+    least = np.partition(row, len(row) - n)[len(row) - n]
+    ids = np.flatnonzero(row >= least)
+    return ids[np.argsort(-row[ids], kind="stable")][:n]
+
+
 def _one_by_one(
-    stream: Stream,
-    max_tokens: int,
-    is_end: Callable[[int], bool],
-    look: Look,
-    is_over: IsOver,
-    choose: Callable[[Logits], int],
-) -> list[int]:
-    tokens: list[int] = []
+    stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, choose: Callable[[Logits], int]
+) -> Iterator[int]:
     row = stream.first
-    while len(tokens) < max_tokens:
+    for n in range(max_tokens):
         token = choose(row)
         look(token, row)
         if is_end(token):
-            break
-        tokens.append(token)
-        if is_over(tokens):
-            break
-        if len(tokens) < max_tokens:
+            return
+        yield token
+        if n + 1 < max_tokens:
             row = stream.step({0: token})[0]
-    return tokens

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import pathlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,49 +12,72 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd import engine
+from pypcd.decode.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache
 from pypcd.errors import InputError, PCDError
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama
     from pypcd.settings.config import PCDConfig
 
-__all__ = ["Logits", "Rows2D", "Session"]
-
-_PART = object()  # the kind of a prompt's beginning, which the next prompts may build on
+__all__ = ["Held", "Logits", "Rows2D", "Session"]
 
 Logits = npt.NDArray[np.float32]  # [n_vocab]
 Rows2D = npt.NDArray[np.float32]  # [n_sequences, n_vocab]
 
 
+@dataclasses.dataclass
+class Held:
+    """What sequence 0 of a context holds, for all sessions on it.
+
+    Attributes:
+        tokens: of the prompt.
+        n_text: of these, those that were evaluated by themselves.
+        n: positions.
+        kind: as Session.start() has it.
+        n_changes: the model's own count, when the prompt was evaluated.
+    """
+
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    n_text: int = 0
+    n: int = 0
+    kind: object = None
+    n_changes: int = -1
+
+
 class Session:
     """One model's context. Sequence 0 holds the prompt; others are made by fork() or read().
 
-    A prompt, all but its last token, is evaluated with PCD off into an empty cache, and stays there: every answer to it
-    starts from the same keys and values, and is evaluated in one way (PCDConfig.repeatable). So an answer
-    does not depend on earlier ones, on their order, or on how busy the machine is.
+    A prompt, all but its last token, is evaluated with PCD off, and stays there: every answer to it starts from the same keys and
+    values, and is evaluated in one way (PCDConfig.repeatable). The text at a prompt's beginning is evaluated by itself, and stays for other
+    prompts that begin with it, and on disk. So an answer does not depend on earlier ones, on their order, or on how busy the machine is.
 
     Attributes:
+        n_text: how many of the next prompt's first tokens are such a text (prompt.Laid); 0: none.
         n_evaluated: prompt tokens evaluated so far.
         refusals: why this model cannot run a method, as far as known; for Method.
 
     Args:
-        read: evaluates a prompt's tokens, all but the last, in the empty cache, and returns how many of them were not on disk; by
-            default Llama.eval.
+        repeatable: False: whatever the context holds of a prompt is used, and an answer stays in it for the prompt that goes on from it. So
+            a conversation is not read again.
+        cache: where texts are kept on disk; None: nowhere.
+        names: of the texts, for people who list what is on disk.
 
     Raises:
-        UnsupportedError: the model has an encoder.
+        UnsupportedError: the model has an encoder, or keeps no keys.
     """
 
-    def __init__(self, llm: Llama, read: Callable[[Sequence[int]], int] | None = None) -> None:
+    def __init__(
+        self, llm: Llama, *, repeatable: bool = True, cache: PromptCache | None = None, names: Sequence[str] = ()
+    ) -> None:
         engine.check_decoder(llm)
-        self.llm = llm
-        self._evaluate = read
-        self.n_evaluated = 0
+        self.llm, self.repeatable = llm, repeatable
+        self.cache, self.names = cache, names
+        self.n_text = self.n_evaluated = 0
         self.refusals: dict[tuple[object, bool], str | None] = {}
-        self._prompt: list[int] = []
-        self._n_prompt = 0  # number of its positions, without its last token
-        self._n_changes = -1  # the model's own count, when the prompt was evaluated
-        self._kind: object = None
+        if llm._held is None:
+            llm._held = Held()
+        if llm._open is not None:  # an answer that nobody reads on
+            llm._open.finish()
         self._before: tuple[PCDConfig | None] | None = None  # the model's setting, while another is in force
         self._undo: list[Callable[[], object]] = []
         self._n_past: dict[int, int] = {}
@@ -81,47 +107,86 @@ class Session:
             PCDError: llama_decode failed.
             UnsupportedError: this model cannot run the setting.
         """
-        llm, tokens = self.llm, list(tokens)
+        llm, held, tokens = self.llm, self.llm._held, list(tokens)
         if not tokens or len(tokens) >= llm.n_ctx():
             raise InputError(
                 f"the prompt has {len(tokens)} tokens; allowed: 1 to {llm.n_ctx() - 1}, a context of {llm.n_ctx()} "
                 "with room for an answer"
             )
         self._set_pcd_aside()
-        is_mine = self._n_changes == llm._n_changes  # no other code has evaluated in this context
-        if self._kind is _PART and kind is None and is_mine:
-            self._go_on(tokens)
-        elif not (is_mine and kind == self._kind and tokens == self._prompt and self._rewind()):
+        llm.pcd = None
+        if kind is None:
+            self.hold(tokens[:-1], self.n_text)
+        elif not (self._is_mine and (kind, tokens[:-1]) == (held.kind, held.tokens) and self._rewind(held.n)):
             self.clear()
-            llm.pcd = None
-            self._n_prompt = (read or self._read)(tokens[:-1])
-            self._prompt, self._kind, self._n_changes = tokens, kind, llm._n_changes
-            self.n_evaluated += len(tokens)
-        llm.pcd = setting and setting.repeatable()
-        self._n_past = {0: self._n_prompt}
+            n = (read or self._read)(tokens[:-1])
+            self.n_evaluated += len(tokens) - 1 if read else 0
+            llm._held = Held(tokens[:-1], 0, n, kind, llm._n_changes)
+        llm.pcd = setting and (setting.repeatable() if self.repeatable else setting)
+        self._n_past = {0: llm._held.n}
+        self.n_evaluated += 1
         return self.step({0: tokens[-1]})[0]
 
-    def back(self, n: int) -> None:
-        """Forget all but the first n tokens of the prompt that was started. Until the answer is finished, prompts that begin
-        with some of them keep these."""
-        tokens = self._prompt[:n]
-        self.drop([seq for seq in self._n_past if seq])
-        if not engine.rewind(self.llm, n, 0):
-            self.clear()
-            self._read(tokens)
-            self.n_evaluated += n
-        self._prompt, self._kind, self._n_past = tokens, _PART, {0: n}
+    @property
+    def _is_mine(self) -> bool:
+        """Whether no other code has evaluated in this context."""
+        return bool(self.llm._held.n_changes == self.llm._n_changes)
 
-    def _go_on(self, tokens: list[int]) -> None:
-        """Evaluate a prompt without its last token, from where it differs from what back() has left."""
-        n = 0
-        while n < min(len(self._prompt), len(tokens) - 1) and self._prompt[n] == tokens[n]:
-            n += 1
-        self.back(n)
-        self.llm.pcd = None
-        self._extend(0, tokens[n:-1])
-        self._n_prompt = len(tokens) - 1
-        self.n_evaluated += len(tokens) - n
+    def hold(self, tokens: Sequence[int], n_text: int = 0) -> None:
+        """Make sequence 0 hold a prompt and no more, evaluated with PCD off. All other sequences are dropped.
+
+        Args:
+            n_text: as the attribute.
+
+        Raises:
+            ValueError: it does not fit in the context.
+            PCDError: llama_decode failed.
+        """
+        self.plainly()
+        tokens, n = list(tokens), min(max(n_text - N_LEFT, 0), len(tokens))
+        same = self._n_usable(tokens, n) if self._is_mine and self.llm._held.kind is None else 0
+        if not (same and self._rewind(same)):
+            self.clear()
+            same = 0
+        self._n_past = {}
+        try:
+            if same < n:
+                same = self._read_text(tokens[:n], same)
+            self._read(tokens[same:])
+        except BaseException:  # Ctrl-C too
+            if not engine.rewind(self.llm, self.llm.n_tokens, 0):
+                self.clear()
+            tokens, n = tokens[: self.llm.n_tokens], 0  # the batches that were finished
+            raise
+        finally:
+            n = n if self.repeatable else -1  # else it may have been read in any way
+            self.llm._held = Held(tokens, n, len(tokens), None, self.llm._n_changes)
+            self._n_past = {0: len(tokens)}
+
+    def _n_usable(self, tokens: Sequence[int], n_text: int) -> int:
+        """How many tokens of a prompt the context may keep."""
+        held = self.llm._held
+        if not self.repeatable:
+            return self.llm.longest_token_prefix(held.tokens, tokens)
+        if (tokens, n_text) == (held.tokens, held.n_text):
+            return len(tokens)
+        return n_text if n_text == held.n_text and tokens[:n_text] == held.tokens[:n_text] else 0
+
+    def _read_text(self, tokens: Sequence[int], n: int) -> int:
+        """Evaluate a text behind its first n tokens, which sequence 0 holds, or put what is on disk there; returns its number of tokens."""
+        cache = self.cache if len(tokens) >= MIN_TOKENS else None
+        # a file that could not be loaded has emptied the context
+        n = (cache.restore(self.llm, tokens) if cache else 0) or min(n, self.llm.n_tokens)
+        started = time.perf_counter()
+        self._read(tokens[n:])
+        if cache and n < len(tokens):
+            about = {
+                "model": pathlib.Path(self.llm.model_path).name,
+                "documents": list(self.names),
+                "tokens_per_second": round((len(tokens) - n) / (time.perf_counter() - started), 3),
+            }
+            cache.keep(self.llm, tokens, about)
+        return len(tokens)
 
     def step(self, tokens: Mapping[int, int]) -> Rows2D:
         """Give sequences their next tokens, all in one batch.
@@ -129,10 +194,14 @@ class Session:
         Returns:
             float32[len(tokens), n_vocab]: their logits, in the same order.
         """
+        if self._before is None:
+            raise PCDError("this answer has ended, since another one was begun with the same model")
         entries = [(token, self._n_past[seq], seq, True) for seq, token in tokens.items()]
         self.decode(entries)
         for seq in tokens:
             self._n_past[seq] += 1
+        if 0 in tokens and not self.repeatable:
+            self.llm._held.tokens.append(tokens[0])
         return engine.rows(self.llm, len(entries))
 
     def read(self, seq: int, tokens: Sequence[int]) -> Logits:
@@ -178,43 +247,50 @@ class Session:
     def _set_pcd_aside(self) -> None:
         if self._before is None:
             self._before = (self.llm.pcd,)
+            self.llm._open = self
 
     def on_finish(self, undo: Callable[[], object]) -> None:
         """Call something when the answer is finished, or has failed."""
         self._undo.append(undo)
 
     def finish(self) -> None:
-        """Restore the model to its state after evaluating the prompt, with its own PCD setting."""
+        """Restore the model to its state after evaluating the prompt, with its own PCD setting; nothing if that is done."""
+        if self._before is None:
+            return
         try:
-            if self._kind is _PART or (self._prompt and not self._rewind()):
+            held = self.llm._held
+            if self.repeatable and held.n and self._is_mine and not self._rewind(held.n):
                 self.clear()
-            if self._kind is not None:
+            if held.kind is not None:
                 self.llm.reset()  # so that plain decoding does not reuse these keys
         finally:
             while self._undo:
                 self._undo.pop()()
-            if self._before is not None:
-                (self.llm.pcd,) = self._before
-                self._before = None
+            (self.llm.pcd,) = self._before
+            self._before = self.llm._open = None
 
     def clear(self) -> None:
         """Forget the prompt too."""
         engine.clear(self.llm)
-        self._prompt, self._kind, self._n_past = [], None, {}
+        self.llm._held, self._n_past = Held(), {}
 
     def is_end(self, token: int) -> bool:
         return engine.is_end(self.llm, token)
 
-    def _rewind(self) -> bool:
-        """Go back to the prompt without its last token; False if a recurrent state cannot go back."""
+    def _rewind(self, n: int) -> bool:
+        """Go back to the first n positions of the prompt; False if the memory cannot."""
         self.drop([seq for seq in self._n_past if seq])
-        return engine.rewind(self.llm, self._n_prompt, 0)
+        if not engine.rewind(self.llm, n, 0):
+            return False
+        if self.llm._held.kind is None:
+            self.llm.input_ids[:n], self.llm.n_tokens = self.llm._held.tokens[:n], n  # eval() goes on from there
+        return True
 
     def _read(self, tokens: Sequence[int]) -> int:
-        if tokens and self._evaluate is not None:
-            self.n_evaluated -= len(tokens) - self._evaluate(tokens)
-        elif tokens:
+        """Evaluate tokens behind those that sequence 0 holds."""
+        if tokens:
             self.llm.eval(tokens)
+        self.n_evaluated += len(tokens)
         return len(tokens)
 
     def decode(self, entries: Sequence[tuple[int, int, int, bool]]) -> None:

@@ -4,6 +4,7 @@
     engine.rewind(llm, n_past)       forget a position and all after it
     engine.is_end(llm, token)        whether a token ends an answer
     engine.pcd(llm).set(config)      put a setting in force, or raise an exception that says why not
+    engine.attention(llm, past, tokens, weights)  how much attention tokens pay to each position
     with engine.tap(llm, ["l_out"])  collect intermediate tensors by name
 
 All functions take the llama_cpp.Llama that owns the model and the context. Only this package looks inside one, calls
@@ -20,6 +21,7 @@ library.check()  # first: it reports a wrong or missing library
 # isort: split
 from pypcd.engine import _amx, _log, _stock
 from pypcd.engine._amx import *
+from pypcd.engine._attention import *
 from pypcd.engine._bindings import is_native as is_native
 from pypcd.engine._context import *
 from pypcd.engine._devices import *

@@ -129,6 +129,15 @@ pcd_set_tap = bind(
     ctypes.c_char_p,
     ctypes.c_size_t,
 )
+pcd_set_eval_callback = bind(
+    "llama_pcd_set_eval_callback",
+    ctypes.c_int32,
+    ctx_p,
+    llama_cpp.ggml_backend_sched_eval_callback,
+    ctypes.c_void_p,
+    ctypes.c_char_p,
+    ctypes.c_size_t,
+)
 sampler_init_pcd = bind("llama_sampler_init_pcd", llama_cpp.llama_sampler_p_ctypes, ctx_p)
 sampler_pcd_set_row = bind("llama_sampler_pcd_set_row", None, llama_cpp.llama_sampler_p_ctypes, ctypes.c_int32)
 pcd_set_amx = bind("llama_pcd_set_amx", None, ctypes.c_bool)

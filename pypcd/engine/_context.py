@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd.engine import _log
-from pypcd.engine._calls import batch_of, context, memory, stock
+from pypcd.engine._calls import batch_of, context, memory, model, stock
 from pypcd.engine._handles import is_open
 from pypcd.engine._model import slides
 from pypcd.errors import PCDError
@@ -114,8 +114,12 @@ def rewind(llm: llama_cpp.Llama, n_past: int, seq: int = _ALL) -> bool:
     """Forget position n_past of a sequence and all after it; 0 forgets the whole sequence.
 
     Returns:
-        False if a recurrent state cannot go back.
+        False if a recurrent state cannot go back, or layers with a sliding window no longer hold what lies before that position.
     """
+    if n_past > 0 and slides(llm):
+        first = llama_cpp.llama_memory_seq_pos_min(memory(llm), max(seq, 0))
+        if first > max(n_past - int(llama_cpp.llama_model_n_swa(model(llm))), 0):
+            return False
     return bool(llama_cpp.llama_memory_seq_rm(memory(llm), seq, n_past, -1))
 
 

@@ -6,10 +6,12 @@ llama.cpp logs a call's errors in the thread that calls, so what is remembered i
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import logging
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import llama_cpp
@@ -28,6 +30,7 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.errors: collections.deque[str] = collections.deque(maxlen=20)
         self.last_level = 0
+        self.is_silent = False
 
 
 _here = _Thread()
@@ -35,6 +38,8 @@ _here = _Thread()
 
 @llama_cpp.llama_log_callback
 def _callback(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
+    if _here.is_silent:
+        return
     _here.last_level = level if level != _CONT else _here.last_level
     line = text.decode("utf-8", "replace")
     if _here.last_level == _ERROR and line.strip():
@@ -62,6 +67,16 @@ def install() -> None:
 
 def _address(function: Any) -> int | None:
     return ctypes.cast(function, ctypes.c_void_p).value
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """A block in which this thread's calls fail on purpose."""
+    _here.is_silent = True
+    try:
+        yield
+    finally:
+        _here.is_silent = False
 
 
 def clear_errors() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import llama_cpp
 
-from pypcd.engine._calls import model, vocabulary
+from pypcd.engine._calls import context, model, vocabulary
 from pypcd.errors import UnsupportedError
 
 __all__ = [
@@ -41,10 +41,14 @@ def progress_callback(go_on: Callable[[float], bool]) -> Any:
 def check_decoder(llm: llama_cpp.Llama) -> None:
     """
     Raises:
-        UnsupportedError: the model has an encoder; llama.cpp would end the process.
+        UnsupportedError: the model has an encoder, where llama.cpp would end the process; or it keeps no keys.
     """
+    arch = llm.metadata.get("general.architecture")
+    if not llama_cpp.llama_get_memory(context(llm)):
+        raise UnsupportedError(
+            f"the architecture {arch!r} keeps no keys and values, so it does not write token by token"
+        )
     if llama_cpp.llama_model_has_encoder(model(llm)):
-        arch = llm.metadata.get("general.architecture")
         raise UnsupportedError(f"the architecture {arch!r} has an encoder, which llama-cpp-python's Llama does not run")
 
 

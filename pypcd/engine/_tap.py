@@ -1,7 +1,6 @@
 """Intermediate tensors of an evaluation, by their names in llama.cpp's graph.
 
-pypcd's own libllama reads them in any context (tap). Any libllama calls a function for each tensor that it has computed, if the context was
-opened with one, which costs time at every step. So read_tensors() opens a context for it there, and gives it a copy of the keys.
+pypcd's own libllama reads them in any context. Attention weights are in _attention.py, for any libllama.
 """
 
 from __future__ import annotations
@@ -18,15 +17,13 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from pypcd.engine import _bindings, _log
-from pypcd.engine._calls import batch_of, call, context, model, stock
-from pypcd.engine._context import decode
+from pypcd.engine import _bindings
+from pypcd.engine._calls import call
 from pypcd.engine._handles import is_open
-from pypcd.engine._model import slides
-from pypcd.errors import InputError, PCDError, UnsupportedError
+from pypcd.errors import InputError, UnsupportedError
 from pypcd.library import ggml
 
-__all__ = ["Tensor", "contents", "ggml_base", "read_tensors", "tap"]
+__all__ = ["Tensor", "contents", "ggml_base", "tap"]
 
 Tapped = dict[str, list[npt.NDArray[np.float32]]]
 
@@ -105,27 +102,6 @@ def _copy(tensor: int, data: Any) -> npt.NDArray[np.float32]:
     return np.ctypeslib.as_array(data, shape=Tensor.from_address(tensor).shape).copy()
 
 
-def read_tensors(llm: llama_cpp.Llama, names: Sequence[str], past: Sequence[int], tokens: Sequence[int]) -> Tapped:
-    """Collect tensors of the evaluation of some tokens behind others, which sequence 0 holds. Whether it then holds these too is not said.
-
-    Args:
-        names: as in tap().
-        past: the tokens that the sequence holds, and no others.
-
-    Raises:
-        UnsupportedError: this context cannot work without flash attention, or has a LoRA adapter and another libllama than pypcd's own.
-        PCDError: there is no memory for another context, or llama_decode failed.
-    """
-    n_past, n_batch = len(past), llm.n_batch
-    if stock(llm):
-        return _read_in_another(llm, names, past, tokens)
-    with tap(llm, names) as seen:
-        for i in range(0, len(tokens), n_batch):
-            part = tokens[i : i + n_batch]
-            decode(llm, [(token, n_past + i + j, 0, True) for j, token in enumerate(part)])
-    return seen
-
-
 class Tensor(ctypes.Structure):
     """How ggml's tensors begin, by an address: Tensor.from_address(). What is behind `nb` is so in the ggml that pypcd's own libllama needs."""
 
@@ -144,64 +120,6 @@ class Tensor(ctypes.Structure):
     def shape(self) -> tuple[int, ...]:
         """In numpy's order."""
         return tuple(self.ne[i] for i in (3, 2, 1, 0))
-
-
-def _read_in_another(llm: llama_cpp.Llama, names: Sequence[str], past: Sequence[int], tokens: Sequence[int]) -> Tapped:
-    if getattr(llm, "lora_path", None):
-        raise UnsupportedError("tensors of a model with a LoRA adapter are read by pypcd's own libllama alone")
-    base = ggml_base()
-    seen: Tapped = {}
-    failed: list[BaseException] = []
-    wanted = tuple(name.encode() for name in names)
-    is_past = True  # what comes before the tokens is not collected
-
-    def look(tensor: int, is_asking: bool, user_data: Any) -> bool:
-        try:
-            name = base.ggml_get_name(tensor)
-            if is_past or not name.startswith(wanted) or b" (" in name:  # a view of it
-                return not is_asking
-            if not is_asking:
-                seen.setdefault(name.decode(), []).append(contents(tensor))
-        except BaseException as error:  # noqa: BLE001  it cannot pass through the library
-            failed.append(error)
-        return True
-
-    params = type(llm.context_params).from_buffer_copy(llm.context_params)
-    callback = llama_cpp.ggml_backend_sched_eval_callback(look)
-    params.cb_eval, params.n_seq_max = callback, 1
-    params.n_ctx = -(-(len(past) + len(tokens)) // 256) * 256
-    name = "flash_attn_type" if hasattr(params, "flash_attn_type") else "flash_attn"
-    setattr(params, name, 0)  # which has no attention weights
-    _log.clear_errors()
-    other = llama_cpp.llama_init_from_model(model(llm), params)
-    if not other:
-        raise PCDError(f"there is no room for a second context, in which tensors are read: {_log.reason()}")
-    try:
-        begin = len(past) if _copied(llm, other) else 0
-        text = [*past, *tokens]
-        for is_past, first, last in ((True, begin, len(past)), (False, len(past), len(text))):
-            for i in range(first, last, llm.n_batch):
-                part = text[i : min(i + llm.n_batch, last)]
-                with batch_of([(token, i + j, [0], True) for j, token in enumerate(part)]) as batch:
-                    status = llama_cpp.llama_decode(other, batch)
-                if status:
-                    raise PCDError(f"llama_decode returned {status}: {_log.reason()}")
-    finally:
-        llama_cpp.llama_free(other)
-    if failed:
-        raise failed[0]
-    return seen
-
-
-def _copied(llm: llama_cpp.Llama, other: Any) -> bool:
-    """Whether another context has got the keys of sequence 0: not if one of the two stores values for flash attention. Layers with a
-    sliding window give only what is in it, so that a cell would no longer tell its position."""
-    if slides(llm):
-        return False
-    size = llama_cpp.llama_state_seq_get_size(context(llm), 0)
-    buffer = (ctypes.c_uint8 * size)()
-    n = llama_cpp.llama_state_seq_get_data(context(llm), buffer, size, 0)
-    return bool(n and llama_cpp.llama_state_seq_set_data(other, buffer, n, 0))
 
 
 def contents(tensor: int) -> npt.NDArray[np.float32]:
@@ -227,6 +145,8 @@ def ggml_base() -> ctypes.CDLL:
     base = ctypes.CDLL(str(ggml.base_of(pathlib.Path(llama_cpp.__file__).parent / "lib")))
     for function in (base.ggml_get_name, base.ggml_nelements, base.ggml_is_contiguous):
         function.argtypes = [ctypes.c_void_p]
+    base.ggml_nbytes.argtypes, base.ggml_nbytes.restype = [ctypes.c_void_p], ctypes.c_size_t
+    base.ggml_op_name.restype, base.ggml_get_type_traits.restype = ctypes.c_char_p, ctypes.c_void_p
     base.ggml_get_name.restype, base.ggml_nelements.restype = ctypes.c_char_p, ctypes.c_int64
     base.ggml_is_contiguous.restype = ctypes.c_bool
     for function in (base.ggml_backend_tensor_get, base.ggml_backend_tensor_set):

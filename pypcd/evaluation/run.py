@@ -382,7 +382,7 @@ class Worker:
             session.clear()  # the next sample starts from an empty cache too
 
     def _record(self, key: Key, sample: Sample, method: Method) -> Record:
-        asked = "".join(question + answer for question, answer in sample.prompt.turns)
+        asked = "".join(piece.text for _, message in sample.prompt.turns for piece in message)
         begun: Record = {
             "task": key[0],
             "length": key[1],

@@ -20,9 +20,9 @@ from pypcd import engine  # first: it reports a wrong or missing library
 # isort: split
 import jinja2
 import llama_cpp
-from lm_eval.api.model import TemplateLM  # type: ignore[import-not-found]
-from lm_eval.models.utils import normalize_gen_kwargs  # type: ignore[import-not-found]
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # type: ignore[import-not-found]
+from lm_eval.api.model import TemplateLM  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from lm_eval.models.utils import normalize_gen_kwargs  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from tqdm import tqdm
 
 from pypcd.decode import Sampling

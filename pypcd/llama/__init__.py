@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from typing_extensions import Unpack
 
+    from pypcd.ask import Answer, Asked, Documents
     from pypcd.llama import options
 
 __all__ = ["Llama"]
@@ -130,6 +131,8 @@ class Llama(llama_cpp.Llama):
         self._call_has_pcd = False  # the setting in force is that of the call itself
         # the cache and its rows
         self._n_changes = 0  # of the cache, by eval() and load_state()
+        self._held: Any = None  # what a session of pypcd.decode has evaluated
+        self._open: Any = None  # the session whose answer is not finished
         self._is_prompt = False  # the next evaluation is that of generate()'s prompt
         self._is_restored = False  # by load_state: then there are no logits of the last token
         # logits processors, grammars
@@ -210,6 +213,8 @@ class Llama(llama_cpp.Llama):
     @context_params.setter
     def context_params(self, params: Any) -> None:
         params.kv_unified = True  # twins are further sequences in the same cells of the KV cache
+        if self._engine == "stock":
+            params.cb_eval = lib.eval_callback(self)
         self._context_params = params
 
     # -- the setting -----------------------------------------------------------------------------------------------
@@ -502,7 +507,7 @@ class Llama(llama_cpp.Llama):
         Raises:
             ValueError: they do not fit in the context; nothing is evaluated.
             PCDError: llama_decode failed; the message has its reason.
-            UnsupportedError: the model has an encoder.
+            UnsupportedError: the model has an encoder, or keeps no keys.
         """
         lib.check_decoder(self)
         tokens = list(tokens)
@@ -550,6 +555,17 @@ class Llama(llama_cpp.Llama):
         self.input_ids[self.n_tokens : self.n_tokens + len(tokens)] = tokens
         self.n_tokens += len(tokens)
         self._requires_eval = False
+
+    def ask(self, documents: Documents = (), question: str = "", **how: Unpack[Asked]) -> Answer:
+        """Answer a question about documents: pypcd.ask.ask(), which says what the arguments are. pypcd.ask.stream() gives the answer piece
+        by piece.
+
+            answer = llm.ask("report.pdf", "Who signed it?")
+            answer.text, answer.passages
+        """
+        from pypcd.ask import ask  # the one import that runs upwards: a door
+
+        return ask(self, documents, question, **how)
 
     def save_state(self) -> llama_cpp.LlamaState:
         """llama_cpp.Llama.save_state, with a seal that tells this model's states from others', also after they were pickled."""

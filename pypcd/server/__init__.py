@@ -15,7 +15,6 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
-import dataclasses
 import http.client
 import json
 import os
@@ -34,9 +33,7 @@ import llama_cpp
 
 from pypcd import engine
 from pypcd import library as library_module
-from pypcd.decode import Replay
-from pypcd.decode.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache
-from pypcd.decode.replay import repeated
+from pypcd.decode.prompt_cache import PromptCache
 from pypcd.errors import InputError, LibraryError, ModelError, PCDError, RPCError
 from pypcd.gguf import explained, resolve_model
 from pypcd.llama import machine
@@ -97,8 +94,8 @@ def settings(
     weights: str = "",
     models: Mapping[str, tuple[PCDConfig | None, bool, str]] | None = None,
 ) -> str:
-    """What the executable reads from LLAMA_ARG_PCD: the setting and the presets, as JSON, of each what differs from the paper's; how it
-    says what PCD did; and where it keeps prompts.
+    """What the executable reads from LLAMA_ARG_PCD: the setting and the presets, as JSON, of each what differs from the paper's; and how
+    it says what PCD did.
 
     Args:
         config: for requests that do not say; None: PCD is off for them, and others begin with the default.
@@ -110,13 +107,11 @@ def settings(
         ValueError: PYPCD_CACHE_GIB is no number.
     """
     common = _setting(config, required, weights)
-    prompts = PromptCache()
+    PromptCache()  # whose limit may be no number
     record = {
         "version": library_module.API_VERSION,
         "recommended": RECOMMENDED,
         "sentences": engine.SENTENCES,
-        "replay": {**dataclasses.asdict(Replay()), "text": repeated(["{passages}"])},
-        "disk": {"folder": str(prompts.folder), "limit": prompts.limit, "n_min": MIN_TOKENS, "n_left": N_LEFT},
         **common,
     }
     if models:  # what differs: an environment variable has to be short

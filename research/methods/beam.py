@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,7 +46,7 @@ class Beam:
 
     def run(
         self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, is_over: IsOver = never
-    ) -> list[int]:
+    ) -> Iterator[int]:
         n = self.n
         done: list[tuple[float, list[int]]] = []
         beams: list[tuple[float, list[int]]] = [(0.0, [])]
@@ -81,7 +81,7 @@ class Beam:
             sources = here[: len(going)]
             rows = stream.step({seq: tokens[-1] for seq, (_, tokens) in zip(sources, beams)})
             here, there = there, here
-        return max(done, key=lambda item: item[0])[1]
+        yield from max(done, key=lambda item: item[0])[1]
 
 
 def parse(words: Sequence[str]) -> Beam:

@@ -31,6 +31,7 @@ class CAD(RowSource):
     alpha: float = 1.0
 
     n_sequences = 2
+    in_conversations = False
 
     def __post_init__(self) -> None:
         check(self, alpha=Number(0, 100))

@@ -10,13 +10,14 @@ import random
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
+from pypcd import engine
 from pypcd.decode import values_of
-from pypcd.decode.method import Answering
-from pypcd.decode.replay import attention
+from pypcd.decode.method import Answering, Edited
 from pypcd.decode.session import Session
-from pypcd.errors import InputError
-from pypcd.prompt import Prompt
+from pypcd.errors import InputError, UnsupportedError
+from pypcd.prompt import Prompt, lay
 from pypcd.settings.ranges import Integer, check
 
 __all__ = ["AttentionSort", "MedoidVote", "Rephrase", "parse_rephrase", "parse_sort", "parse_vote"]
@@ -32,8 +33,8 @@ class Rephrase:
 
     request: str = " Please repeat the relevant content before analysis."
 
-    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Answering) -> Prompt:
-        return prompt.replace(after=prompt.after + self.request)
+    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Answering) -> Edited:
+        return Edited(prompt.replace(after=prompt.after + self.request))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,16 +60,30 @@ class AttentionSort:
     def __post_init__(self) -> None:
         check(self, rounds=Integer(1, 100))
 
-    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Answering) -> Prompt:
+    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Answering) -> Edited:
         _check_segments(prompt)
         for _ in range(self.rounds):
-            scores = attention(session, prompt, chat).mean(axis=0)
+            scores = attention(session, prompt, chat)
             order = [int(i) for i in np.argsort(scores, kind="stable")]
             order = _ends(order) if self.ends else order
             if order == list(range(len(order))):
                 break
             prompt = prompt.replace(segments=tuple(prompt.segments[i] for i in order))
-        return prompt
+        return Edited(prompt)
+
+
+def attention(session: Session, prompt: Prompt, chat: bool) -> npt.NDArray[np.float64]:
+    """How much of its attention the prompt's last token pays to each segment, averaged over heads; float64[n_segments].
+
+    Raises:
+        UnsupportedError: the model's attention cannot be read, or its tokenizer changes the text.
+    """
+    laid = lay(session.llm, prompt.turns, chat=chat, answer_prefix=prompt.answer_prefix)
+    if not laid.segments:
+        raise UnsupportedError("this model's tokenizer changes the text, so its parts cannot be found among the tokens")
+    session.hold(laid.tokens[:-1], laid.n_text)
+    pays = np.concatenate(list(engine.attention(session.llm, laid.tokens[:-1], laid.tokens[-1:], [1.0]).values()))
+    return np.array([pays[:, first:last].sum(axis=1).mean() for first, last in laid.segments])
 
 
 def _ends(ascending: Sequence[int]) -> list[int]:
@@ -101,13 +116,13 @@ class MedoidVote:
     def __post_init__(self) -> None:
         check(self, n=Integer(3, 100), seed=Integer(0))
 
-    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Answering) -> Prompt:
+    def edit(self, session: Session, prompt: Prompt, *, chat: bool, answer: Answering) -> Edited:
         _check_segments(prompt)
         rng = random.Random(f"{self.seed} {prompt.text}")  # other orders for each question
         prompts = [
             prompt.replace(segments=tuple(rng.sample(prompt.segments, len(prompt.segments)))) for _ in range(self.n)
         ]
-        return prompts[medoid([answer(p) for p in prompts])]
+        return Edited(prompts[medoid([answer(p) for p in prompts])])
 
 
 def medoid(texts: Sequence[str]) -> int:

@@ -28,7 +28,7 @@ __all__ = ["MsPoE", "parse"]
 
 Array = npt.NDArray[np.float64]
 
-_found: WeakKeyDictionary[Session, list[Array]] = WeakKeyDictionary()  # ratios of the prompt that was read last
+_found: WeakKeyDictionary[Llama, list[Array]] = WeakKeyDictionary()  # ratios of the prompt that was read last
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ class MsPoE(RowSource):
         session.plainly()
         ratios = self._static(llm)
         if self.order == "outlier":
-            ratios = _found.get(session, ratios)  # of the prompt that is in the cache, if one is
+            ratios = _found.get(llm, ratios)  # of the prompt that is in the cache, if one is
         heads = HeadRatios(llm, ratios)
         session.on_finish(heads.close)
 
@@ -101,7 +101,7 @@ class MsPoE(RowSource):
             llm.eval(tokens)
             heads.find = None
             heads.check()
-            _found[session] = heads.ratios
+            _found[llm] = heads.ratios
             engine.rewind(llm, len(part), 0)
             return len(part)
 

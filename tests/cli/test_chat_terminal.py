@@ -17,6 +17,7 @@ import pytest
 from rich.cells import cell_len
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
+from pypcd.cli import _terminal
 from pypcd.cli._text import clean, wrap
 
 pytest.importorskip("pexpect")
@@ -213,6 +214,29 @@ def test_a_terminal_that_cannot_move_its_cursor_has_the_same_chat(chat: Chat, tm
         terminal.send("\x03")
         terminal.prompt(n + 1)
         assert "Ctrl-D or /exit leaves" in terminal.text() and terminal.leave() == 0
+
+
+def test_a_line_of_text_takes_the_bar_of_a_stopped_prompt_away(capsys: pytest.CaptureFixture[str]) -> None:
+    import pyte
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", "xterm")
+        patch.setattr(_terminal.Bar, "delay", 0)
+        patch.setattr("sys.stderr.isatty", lambda: True)
+        reading = _terminal.Reading()
+        shown = pyte.Screen(80, 5)
+        for n in (512, 1024, 512):  # the first prompt is stopped
+            if n == 512:
+                _terminal.say("stopped")
+            reading(n, 4096)
+            pyte.Stream(shown).feed(capsys.readouterr().err.replace("\n", "\r\n"))
+    lines = [line.rstrip() for line in shown.display if line.strip()]
+    assert (
+        lines[:2] == ["stopped", "stopped"]
+        and len(lines) == 3
+        and "reading the prompt" in lines[2]
+        and " 12%" in lines[2]
+    )
 
 
 # -- lines ------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import functools
 import io
@@ -11,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import types
 import unicodedata
 from pathlib import Path
 
@@ -22,18 +25,20 @@ from hypothesis import strategies as st
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
-from pypcd import errors
-from pypcd.cli import _generation, _options, _reading, _table, _terminal, _text, info, main
-from pypcd.cli._conversation import Conversation, _text_of, never
-from pypcd.cli._generation import ContextFull, Figures, Generation
+from pypcd import engine, errors
+from pypcd.ask import Answer, stoppable
+from pypcd.cli import _options, _table, _terminal, _text, info, main
+from pypcd.cli._conversation import ContextFull, Conversation
+from pypcd.cli._figures import Figures
 from pypcd.cli.chat import COMMANDS, Chat
+from pypcd.decode import Answer as Written
 from pypcd.decode import Replay, Session
 from pypcd.decode.prompt_cache import PromptCache
-from pypcd.decode.replay import attention
 from pypcd.document import Document
 from pypcd.engine._results import Change
 from pypcd.evaluation import executors
-from pypcd.prompt import Prompt, chat_tokens
+from pypcd.find.heads import Heads, keep_heads
+from pypcd.prompt import Laid
 
 ENV = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "GGML_NO_BACKTRACE": "1", "PYTHONUTF8": "1"}
 TIMEOUT = 60  # for one expectation, on a machine that is busy
@@ -54,7 +59,7 @@ def llm(model):
 
 @pytest.fixture
 def session(llm) -> Conversation:
-    llm.reset()
+    Session(llm).clear()
     llm.pcd = "paper"
     return Conversation(llm, _options.GenerationSettings(max_tokens=12))
 
@@ -88,30 +93,59 @@ def pypcd_command(*args: str, stdin: str = "", **env: str) -> subprocess.Complet
     )
 
 
-PARTS = ("ab ab", "cd cd", "ee ff", "ba ab")
+NOTES = Document("notes", "ab ab\n\ncd cd\n\nee ff\n\nba ab")
 
 
 def ask(session: Conversation, text: str) -> str:
     return "".join(session.send(text))
 
 
+def passages(session: Conversation) -> list[str]:
+    return [source.text for source in session.answer.passages]
+
+
+def completed(llm, messages):
+    """A prompt's tokens and those of its answer, by llama_cpp. Its text leaves out what is not UTF-8."""
+    llm.create_chat_completion(messages, temperature=0, max_tokens=12, repeat_penalty=1.0)
+    return llm.input_ids[: llm.n_tokens].tolist()
+
+
+def writing(llm, prompt, most=12, **how):
+    """What `pypcd generate` answers with."""
+    sampling = _options.GenerationSettings()
+    how["max_tokens"] = most
+    return sampling.method(llm, 0).stream(Session(llm, repeatable=False), Laid(prompt, [], None, 0, []), **how)
+
+
 # -- the session, without a terminal ---------------------------------------------------------------------------------
 
 
-def test_turns_build_on_each_other_and_reuse_the_prompt(session, llm):
-    first = ask(session, "one")
-    ask(session, "two")
-    assert [m["role"] for m in session.messages] == ["user", "assistant"] * 2
-    assert session.messages[1]["content"] == first
-    assert session.figures[0].cached_tokens == 0
-    assert session.figures[1].cached_tokens > 5
-    assert [f.completion_tokens for f in session.figures] == [12, 12]
-    llm.reset()
-    reply = llm.create_chat_completion(
-        [{"role": "user", "content": "one"}], temperature=0, max_tokens=12, repeat_penalty=1.0
+def test_turns_build_on_each_other_and_only_what_is_new_is_evaluated(session, llm, monkeypatch):
+    """With the tokens that llama_cpp answers with."""
+    prompts, evaluated, messages, asked = [], [], [], []
+    start, evaluate, decode = Session.start, pypcd.Llama.eval, engine.decode
+    monkeypatch.setattr(
+        Session, "start", lambda s, tokens, *a, **k: prompts.append(tokens) or start(s, tokens, *a, **k)
     )
-    # llama_cpp drops what is not UTF-8
-    assert reply["choices"][0]["message"]["content"] == first.replace("\ufffd", "")
+    monkeypatch.setattr(pypcd.Llama, "eval", lambda s, tokens: evaluated.extend(tokens) or evaluate(s, tokens))
+    monkeypatch.setattr(engine, "decode", lambda s, e: evaluated.extend(one[0] for one in e) or decode(s, e))
+    held: list[int] = []
+    for text in ("one", "two", "three"):
+        evaluated.clear()
+        answer = ask(session, text)
+        written = session.answer.written
+        n_same = next((i for i, pair in enumerate(zip(held, prompts[-1])) if len(set(pair)) == 2), len(held))
+        assert written.n_prompt == len(prompts[-1]) and written.n_evaluated == written.n_prompt - n_same
+        assert evaluated == [*prompts[-1][n_same:], *written.tokens[:-1]] and len(written.tokens) == 12
+        assert (n_same > 5) == bool(held)
+        held = [*prompts[-1], *written.tokens[:-1]]
+        asked.append(([*messages, {"role": "user", "content": text}], held))
+        messages = [*asked[-1][0], {"role": "assistant", "content": answer}]
+        assert session.messages == messages
+    monkeypatch.undo()
+    for before, tokens in asked:
+        llm.reset()
+        assert completed(llm, before)[: len(tokens)] == tokens
 
 
 def test_regen_and_undo(session):
@@ -128,12 +162,24 @@ def test_regen_and_undo(session):
         list(session.regen())
 
 
-def compared(session: Conversation) -> dict[str, Generation]:
+def test_undo_gives_the_documents_back_to_the_next_message(session):
+    session.attach(NOTES)
+    first, found = ask(session, "what is cd?"), passages(session)
+    ask(session, "and ff?")
+    session.undo()
+    assert session.attached == [] and session.answer is None
+    assert session.undo() == "what is cd?" and session.attached == [NOTES] and session.messages == []
+    session.attach(other := Document("other", "gh"))
+    session.attached.remove(other)
+    assert (ask(session, "what is cd?"), passages(session)) == (first, found) and found == ["cd cd"]
+
+
+def compared(session: Conversation) -> dict[str, Figures]:
     """The answers by title, each read to its end before the next."""
     answers = {}
-    for title, answer in session.compare():
-        assert "".join(answer) == answer.text
-        answers[title] = answer
+    for title, pieces, asking in session.compare():
+        assert "".join(pieces) == asking.answer.text
+        answers[title] = Figures(session.llm, asking.answer)
     return answers
 
 
@@ -142,28 +188,30 @@ def test_compare_leaves_everything_as_it_was(session, llm):
     llm.pcd = False
     before = json.dumps(session.messages)
     on, off = compared(session).values()
-    assert (on.figures.pcd, off.figures.pcd) == (pypcd.PCDConfig(), None)
-    assert on.text == with_pcd
+    assert (on.pcd, off.pcd) == (pypcd.PCDConfig(), None)
+    assert on.answer.text == with_pcd
     assert json.dumps(session.messages) == before
     assert llm.pcd is None
-    assert "".join(session.regen()) == off.text
+    assert "".join(session.regen()) == off.answer.text
 
 
-def test_compare_shows_replay_beside_none_if_pcd_was_never_on(session, llm, capsys):
+def test_compare_shows_replay_beside_none_unless_pcd_is_on(session, llm):
     llm.pcd = False
     session = Conversation(llm, session.sampling)
-    session.attach(Document("notes", PARTS, "\n\n"))
+    session.set_pcd("window")
+    session.set_pcd(False)
+    session.attach(NOTES)
     answer = ask(session, "what is ab?")
-    passages = list(session.passages)
+    found = passages(session)
     answers = compared(session)
     assert list(answers) == ["replay", "plain"]
-    assert answers["replay"].text == answer and session.passages == passages and session.replay
+    assert answers["replay"].answer.text == answer and passages(session) == found and session.replay
     session.replay = None
-    assert "".join(session.regen()) == answers["plain"].text
-    assert list(compared(session)) == ["PCD unsure", "PCD off"]
-    session.set_pcd("window")
-    session.replay = Replay()
+    assert "".join(session.regen()) == answers["plain"].answer.text
     assert list(compared(session)) == ["PCD window", "PCD off"]
+    session.set_pcd("paper")
+    session.replay = Replay()
+    assert list(compared(session)) == ["PCD paper", "PCD off"]
 
 
 def test_the_demo_asks_its_questions_one_by_one(capsys, monkeypatch):
@@ -182,21 +230,19 @@ def test_the_demo_asks_its_questions_one_by_one(capsys, monkeypatch):
 def test_a_stopped_answer_stays_and_a_message_without_one_is_a_draft(session):
     pieces = []
     pieces.extend(session.send("one", stopped=lambda: len(pieces) > 2))
-    assert session.figures[-1].finish_reason == "interrupted"
+    assert session.answer.written.end == "interrupted"
     assert session.messages[-1]["content"] == "".join(pieces) != ""
     kept = list(session.messages)
     session.set_pcd(False)
-    session.attach(Document("notes", PARTS, "\n\n"))  # which waits with its question
-    list(session.send("two", stopped=lambda: True))
-    assert session.messages[:2] == kept
-    if len(session.messages) == 2:  # the prompt was not even read
-        assert session.draft == "two" and [d.name for d in session.attached] == ["notes"]
-        list(session.regen())
-    assert session.messages[2]["content"] == "two" and session.draft is None
-    assert session.messages[2]["documents"] == [Document("notes", PARTS, "\n\n")] and session.attached == []
+    session.attach(NOTES)  # which waits with its question
+    assert list(session.send("two", stopped=lambda: True)) == [], "the prompt was not even read"
+    assert session.messages == kept and session.draft == "two" and session.attached == [NOTES]
+    list(session.regen())
+    assert session.messages[2] == {"role": "user", "content": "two", "documents": [NOTES]}
+    assert session.draft is None and session.attached == []
 
 
-def test_a_full_context_loses_nothing(session, tmp_path):
+def test_a_full_context_loses_nothing(session):
     ask(session, "one")
     kept = list(session.messages)
     with pytest.raises(ContextFull, match=r"long has \d+ tokens.*Nothing is cut"):
@@ -219,138 +265,136 @@ def test_what_was_meant_for_one_conversation_does_not_get_into_another(session, 
     ask(session, "one")
     session.save(str(tmp_path / "talk.json"))
     other = Conversation(llm, session.sampling)
-    other.draft, other.passages = "of another talk", ["a passage"]
-    other.attach(Document("notes", PARTS, "\n\n"))
+    other.draft, other.answer = "of another talk", session.answer
+    other.attach(NOTES)
     other.load(str(tmp_path / "talk.json"))
-    assert (other.draft, other.attached, other.passages) == (None, [], [])
-    session.attach(Document("notes", PARTS, "\n\n"))
+    assert (other.draft, other.attached, other.answer) == (None, [], None)
+    session.attach(NOTES)
     session.clear()
     assert session.attached == [] and ask(session, "two") and "documents" not in session.messages[0]
 
 
-def test_a_question_about_a_document_has_its_passages_again(session, model):
-    """The same answer as to a message with the passages in it, which another model's context reads at once."""
-    session.set_pcd(False)
-    session.attach(Document("notes", PARTS, "\n\n"))
-    session.replay = Replay(n=1)
-    document = "\n\n".join(PARTS) + "\n\n"
-    for turn, question in enumerate(("what is ab?", "and ee?")):
-        answer = ask(session, question)
-        (passage,) = session.passages
-        assert passage in PARTS and session.left_out == ""
-        *before, asked, _ = session.messages
-        assert asked["content"] == question, "the history is as it was written"
-        texts = [{"role": m["role"], "content": text + m["content"]} for m, text in zip(before, [document, ""])]
-        again = f"{'' if turn else document}From the text above:\n\n{passage}\n\n{question}"
-        with opened(model) as fresh:
-            other = Conversation(fresh, session.sampling)
-            prompt, stop = chat_tokens(fresh, [*texts, {"role": "user", "content": again}])
-            assert "".join(Generation(fresh, prompt, other.sampling, stop=stop)) == answer
-        figures = session.figures[-1]
-        assert figures.prompt_tokens == len(prompt) and (figures.cached_tokens > 0) == bool(turn)
-
-
-@pytest.mark.parametrize("arch", ["llama", "lfm2"])
-@pytest.mark.parametrize("before", [None, Replay(n=1)])
-def test_passages_are_those_of_the_method(tmp_path, arch, before):
-    """Which evaluates the prompt anew. A hybrid model's state cannot go back; the cache may have all of the prompt already."""
-    path = str(write_tiny_gguf(tmp_path / "tiny.gguf", arch=arch, seed=3, chat_template=CHAT_TEMPLATE))
-    with opened(path) as llm:
-        asked = Conversation(llm, _options.GenerationSettings(max_tokens=12))
-        asked.attach(Document("notes", PARTS, "\n\n"))
-        asked.replay = before
-        ask(asked, "what is ab?")
-        asked.replay = Replay(n=1)
-        list(asked.regen())
-        found = asked.passages
-    with opened(path) as fresh:
-        prompt = Prompt(segments=PARTS, joiner="\n\n", after="\n\nwhat is ab?")
-        scores = attention(Session(fresh), prompt, True, Replay().n_last).max(axis=0)
-        edited = Replay(n=1).edit(Session(fresh), prompt, chat=True, answer=str)
-    assert np.sort(scores)[-1] > 1.01 * np.sort(scores)[-2], "two parts get as much, so either may be found"
-    assert found == [PARTS[scores.argmax()]]
-    message = {"role": "user", "content": "what is ab?", "documents": [Document("notes", PARTS, "\n\n")]}
-    assert edited.text == _text_of(message, found), "the method and the chat write passages in the same way"
+@pytest.mark.parametrize("finder", ["bm25", "attention"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "lfm2"])
+def test_a_question_about_a_document_has_its_passages_again(arch, finder, tmp_path, monkeypatch):
+    """The same answer as llama_cpp gives to messages with the passages in them, also behind what looking has evaluated."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = str(write_tiny_gguf(tmp_path / "tiny.gguf", arch, seed=3, chat_template=CHAT_TEMPLATE))
+    how = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1}
+    stock = llama_cpp.Llama(path, verbose=False, **how)
+    with contextlib.closing(stock), pypcd.Llama(path, **how) as llm:
+        keep_heads(
+            llm, Heads({0 if arch == "lfm2" else 2: [0, 3]}, None)
+        )  # layers that slide, or have no attention, are before it
+        session, before = Conversation(llm, _options.GenerationSettings(max_tokens=12)), []
+        session.attach(NOTES)
+        session.replay = Replay(n=1, finder=finder)
+        for question, wanted in (("what is cd?", "cd cd"), ("and ee, ff?", "ee ff")):
+            answer = ask(session, question)
+            (passage,) = passages(session)
+            assert passage == wanted or (finder == "attention" and passage in NOTES.text)
+            assert session.messages[-2]["content"] == question, "the history is as it was written"
+            text = "" if before else f"{NOTES.text}\n\n"
+            asked = f"{text}From the text above:\n\n{passage}\n\n{question}"
+            stock.reset()
+            stock._ctx.kv_cache_clear()
+            tokens, written = completed(stock, [*before, {"role": "user", "content": asked}]), session.answer.written
+            n = written.n_prompt
+            assert tokens[n : n + 11] == list(written.tokens[:-1])
+            assert finder == "attention" or arch == "lfm2" or (written.n_evaluated < n) == bool(before)
+            before += [{"role": "user", "content": text + question}, {"role": "assistant", "content": answer}]
 
 
 def test_an_answer_that_was_stopped_before_it_began_says_nothing_of_the_one_before(model):
     with pypcd.Llama(model, n_ctx=512, n_batch=32, n_threads=1, n_threads_batch=1, pcd="window") as llm:
         llm.create_completion("hello", max_tokens=4)
         assert llm.last_answer.n_tokens
-        sampling = _options.GenerationSettings(max_tokens=12)
-        stopped = Generation(llm, llm.tokenize(b"ba " * 100), sampling, stopped=lambda: True)
-        assert list(stopped) == [] and stopped.figures.answer == pypcd.PCDAnswer()
+        stopped = writing(llm, llm.tokenize(b"ba " * 100))
+        assert list(stoppable(llm, stopped, lambda: True)) == []
+        assert (llm.last_answer.n_tokens, llm.last_answer.changes, stopped.answer.end) == (0, (), "interrupted")
 
 
-def test_a_batch_that_was_stopped_leaves_nothing_in_a_state_that_cannot_go_back(tmp_path):
-    """Of a batch of several parts the first ones are in the state when it is stopped."""
-    path = str(write_tiny_gguf(tmp_path / "mamba.gguf", "mamba", n_layer=2, seed=3))
+@pytest.mark.parametrize("arch", ["llama", "mamba", "lfm2"])
+def test_what_was_stopped_leaves_nothing_that_is_not_known(tmp_path, arch):
+    """Of a batch of several parts the first ones are in a recurrent state when it is stopped, and the state cannot go back."""
+    path = str(write_tiny_gguf(tmp_path / "tiny.gguf", arch, n_layer=2, seed=3))
     calls: list[int] = []
     with opened(path, n_batch=64, n_ubatch=16) as llm:
-        prompt = llm.tokenize(b"ba ab cd " * 100)[:60]
+        prompt = llm.tokenize(b"ba ab cd " * 100)[:100]
+        session = Session(llm, repeatable=False)
+        method = _options.GenerationSettings().method(llm, 0)
 
-        def answer(n: int) -> tuple[str, str]:
-            """One that is stopped once n nodes of its prompt's second batch are computed, and the same answered to its end."""
-            llm.reset()
-            llm.eval(prompt[:8])
+        def answer(n: int) -> tuple[str, str, int]:
+            """One that is stopped once n nodes behind its prompt's first tokens are computed, and the same answered to its end; and how
+            many tokens of it were evaluated again."""
+            session.clear()
+            session.hold(prompt[:8])
             calls.clear()
-            sampling = _options.GenerationSettings(max_tokens=12)
-            stopped = Generation(llm, prompt, sampling, stopped=lambda: calls.append(1) or len(calls) > n)
-            text = "".join(stopped)
-            end = llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(llm._ctx.ctx), 0)
-            assert end == llm.n_tokens - 1, "nothing is left of it that is not known"
-            return text, "".join(Generation(llm, prompt, sampling))
+            laid = Laid(prompt, [], None, 0, [])
+            stopped = method.stream(session, laid, max_tokens=12)
+            text = next(stoppable(llm, stopped, lambda: calls.append(1) or len(calls) > n), "")
+            again = method.stream(session, laid, max_tokens=12)
+            return text, "".join(again), again.answer.n_evaluated
 
-        whole, _ = answer(10**9)
-        half = len(calls) // 2
-        assert half > 10 and len(whole) > 5
-        assert answer(half) == answer(0) == ("", whole), "as if the batch had not begun"
+        first, whole, _ = answer(10**9)
+        total = len(calls)
+        assert total > 20 and len(whole) > 5 and first
+        found = [answer(n) for n in range(0, total, max(total // 24, 1))]
+        assert all((text, again) == ("", whole) for text, again, _ in found), "as if it had not begun"
+        n_again = [n for _, _, n in found]
+        if arch == "llama":
+            assert n_again == sorted(n_again)[::-1]
+            assert (n_again[0], n_again[-1]) == (len(prompt) - 8, 1), "what was finished stays"
 
 
 def test_what_a_state_that_cannot_go_back_had_read_is_not_counted_as_kept(tmp_path):
     path = str(write_tiny_gguf(tmp_path / "mamba.gguf", "mamba", n_layer=2))
     with opened(path) as llm:
-        prompt, other = llm.tokenize(b"ab ab ab"), llm.tokenize(b"ab ab cd cd")
-        assert _reading.read(llm, prompt, len(prompt), never).n_cached == 0
-        assert _reading.n_held(llm, other) > 2
-        assert _reading.read(llm, other, len(other), never).n_cached == 0
-        assert _reading.read(llm, [*other, 5], len(other) + 1, never).n_cached == len(other)
+        session, first, other = Session(llm, repeatable=False), llm.tokenize(b"ab ab ab"), llm.tokenize(b"ab ab cd cd")
+        for prompt, n in ((first, len(first)), (other, len(other)), ([*other, 5], 1)):
+            before = session.n_evaluated
+            session.hold(prompt)
+            assert session.n_evaluated - before == n
 
 
 def test_which_messages_have_no_passages(session):
     session.set_pcd(False)
-    for attach, text in ((Document("one", PARTS[:1], ""), "what?"), (Document("notes", PARTS, "\n"), "")):
+    for attach, text, note in ((Document("one", "ab ab"), "what?", "the text is too short"), (NOTES, "", "")):
         session.attach(attach)
         ask(session, text)
-        assert session.passages == [] and session.left_out == ""
-    ask(session, "what?")
-    assert len(session.passages) == 2
+        assert passages(session) == [] and session.answer.note.startswith(note)
+    ask(session, "what is ab and ff?")
+    assert len(passages(session)) == 2
+    ask(session, "zz?")
+    assert len(passages(session)) == 2, "it goes on from the question before"
     session.replay = None
     "".join(session.regen())
-    assert session.passages == []
+    assert passages(session) == []
 
 
-def test_passages_that_cannot_be_found_are_said(session, monkeypatch):
-    def refuse(*_: object) -> None:
-        raise pypcd.UnsupportedError("no attention here")
-
-    monkeypatch.setattr("pypcd.cli._conversation.attention_weights", refuse)
+def test_passages_that_cannot_be_found_are_said(session):
     session.set_pcd(False)
-    session.attach(Document("notes", PARTS, "\n\n"))
-    assert ask(session, "what?") != "" and session.left_out == "no attention here"
+    session.attach(NOTES)
+    assert ask(session, "zz?") != "" and session.answer.note
+    session.replay = Replay(finder="attention")
+    with pytest.raises(pypcd.UnsupportedError, match="pypcd probe"):
+        list(session.regen())
+    assert [m["role"] for m in session.messages] == ["user", "assistant"]
 
 
 def test_documents_are_saved_and_loaded(session, llm, tmp_path):
-    session.attach(Document(os.fsdecode(b"caf\xe9.txt"), PARTS, "\n\n"))  # a name that UTF-8 does not have
-    ask(session, "what?")
+    pages = Document(os.fsdecode(b"caf\xe9.txt"), NOTES.text, (0, 7, 14))  # a name that UTF-8 does not have
+    session.attach(pages)
+    ask(session, "what is ff?")
+    assert [source.place for source in session.answer.passages] == ["page 3"]
     session.save(str(tmp_path / "talk.json"))
     other = Conversation(llm, session.sampling)
     other.load(str(tmp_path / "talk.json"))
-    assert other.messages == session.messages and other.messages[0]["documents"][0].segments == PARTS
+    assert other.messages == session.messages and other.messages[0]["documents"] == [pages]
     "".join(other.regen())
-    assert other.passages == session.passages != []
+    assert other.answer.passages == session.answer.passages != ()
     record = json.loads((tmp_path / "talk.json").read_text())
-    for bad in ([3], [{"name": "x"}], "x", [{"name": "x", "text": ""}]):
+    for bad in ([3], [{"name": "x"}], "x", [{"name": "x", "text": ""}], [{"name": "x", "text": "y", "pages": "z"}]):
         first, *others = record["messages"]
         damaged = {**record, "messages": [{**first, "documents": bad}, *others]}
         (tmp_path / "bad.json").write_text(json.dumps(damaged))
@@ -360,33 +404,31 @@ def test_documents_are_saved_and_loaded(session, llm, tmp_path):
 
 def test_the_answer_ends_where_the_context_does(llm):
     llm.pcd = "paper"
-    prompt = llm.tokenize(b"ba " * 200)
-    generation = Generation(llm, prompt, _options.GenerationSettings(max_tokens=0))
-    assert "".join(generation) == generation.text
-    assert generation.figures.finish_reason == "context"
-    assert generation.figures.context_used == llm.n_ctx()
+    written = writing(llm, llm.tokenize(b"ba " * 200), most=0)
+    assert "".join(written) == written.answer.text
+    assert written.answer.end == "context"
+    assert written.answer.n_prompt + len(written.answer.tokens) == llm.n_ctx()
 
 
 def test_stop_strings_never_show(llm):
     llm.pcd = False
     prompt = llm.tokenize(b"hello")
-    whole = "".join(Generation(llm, prompt, _options.GenerationSettings(max_tokens=30)))
-    stop = whole[8:11]
-    shown = list(Generation(llm, prompt, _options.GenerationSettings(max_tokens=30), stop=[stop]))
-    assert "".join(shown) == whole[: whole.index(stop)]
+    whole = "".join(writing(llm, prompt, 30))
+    for stop in re.findall("[^\ufffd]{3,}", whole)[:4]:
+        shown = list(writing(llm, prompt, 30, stop=[stop, "never", ""]))
+        assert "".join(shown) == whole[: whole.index(stop)]
+    assert "".join(writing(llm, prompt, 30, stop=whole[-2:] + "no")) == whole, "what was held back comes after all"
 
 
 def test_the_pieces_of_an_answer_are_its_tokens_as_utf_8(llm):
     """Although a character's bytes may be of several tokens, and some bytes are no character."""
     llm.pcd = "window:window=2:n_sink=0"
-    prompt = llm.tokenize(b"hello")
-    generation = Generation(llm, prompt, _options.GenerationSettings(max_tokens=120))
-    shown = "".join(generation)
-    tokens = llm.input_ids[len(prompt) : llm.n_tokens].tolist()
-    pieces = b"".join(llm.detokenize([token], prev_tokens=[1], special=True) for token in tokens)
-    assert pieces.decode("utf-8", "replace").rstrip("\ufffd") in shown and "\ufffd" in shown and len(shown) > 100
-    changes = llm.last_answer.changes
-    assert changes and len(generation.figures.changed) == len(changes)
+    written = writing(llm, llm.tokenize(b"hello"), 120)
+    shown = "".join(written)
+    pieces = b"".join(llm.detokenize([token], prev_tokens=[1], special=True) for token in written.answer.tokens)
+    assert shown == written.answer.text == pieces.decode("utf-8", "replace") and "\ufffd" in shown
+    figures = Figures(llm, Answer(shown, (), "", None, (), written.answer))
+    assert figures.did.changes and len(figures.changed) == len(figures.did.changes)
 
 
 def full_disk(handle):
@@ -438,10 +480,10 @@ def test_save_and_load(session, llm, tmp_path, monkeypatch):
 
 def test_system_message_and_template_errors(session, llm, monkeypatch):
     ask(session, "one")
-    n = session.figures[-1].prompt_tokens
+    n = session.answer.written.n_prompt
     session.system = "be kind"
     ask(session, "two")
-    assert session.figures[-1].prompt_tokens > n + 12
+    assert session.answer.written.n_prompt > n + 12
     monkeypatch.setitem(llm.metadata, "tokenizer.chat_template", "{{ raise_exception('no') }}")
     with pytest.raises(pypcd.PCDError, match="template rejects"):
         list(Conversation(llm).send("x"))
@@ -465,6 +507,45 @@ def test_sampling_settings():
     ):
         with pytest.raises(ValueError, match=message):
             sampling.set(name, text)
+
+
+def chances(row: np.ndarray, s: _options.GenerationSettings) -> np.ndarray:
+    """What llama.cpp's own chain of samplers draws from; float64[n_vocab]."""
+    array = (llama_cpp.llama_token_data * len(row))(*((i, float(logit), 0.0) for i, logit in enumerate(row)))
+    data = llama_cpp.llama_token_data_array(data=array, size=len(row), selected=-1, sorted=False)
+    for sampler in (
+        llama_cpp.llama_sampler_init_top_k(s.top_k),
+        llama_cpp.llama_sampler_init_top_p(s.top_p, 1),
+        llama_cpp.llama_sampler_init_min_p(s.min_p, 1),
+        llama_cpp.llama_sampler_init_temp(s.temperature),
+        llama_cpp.llama_sampler_init_dist(1),
+    ):
+        llama_cpp.llama_sampler_apply(sampler, ctypes.byref(data))
+        llama_cpp.llama_sampler_free(sampler)
+    p = np.zeros(len(row))
+    for one in data.data[: data.size]:
+        p[one.id] = one.p
+    return p
+
+
+@pytest.mark.parametrize(
+    ("setting", "wanted"),
+    [
+        # of 4: 0.515, 0.258, 0.155, 0.072; of these 3 reach 0.9; the third has less than 0.4 of the best; the root of 2 to 1 is left
+        ({"temperature": 2, "top_k": 4, "top_p": 0.9, "min_p": 0.4}, [0.5858, 0.4142, 0, 0, 0]),
+        ({"temperature": 0.5, "top_k": 0, "top_p": 1, "min_p": 0.1}, [0.7355, 0.1839, 0.0662, 0.0144, 0]),
+        ({"temperature": 1.3}, None),
+    ],
+)
+def test_a_temperature_draws_from_what_llama_cpp_draws_from(setting, wanted):
+    sampling = _options.GenerationSettings(**setting)
+    row = np.log(np.array([0.5, 0.25, 0.15, 0.07, 0.03], np.float32))
+    p, n = chances(row, sampling), 4000
+    if wanted:
+        np.testing.assert_allclose(p, wanted, atol=1e-3)
+    draw = sampling.method(types.SimpleNamespace(pcd=None), 7).search.chooser(b"")
+    found = np.bincount([draw(row) for _ in range(n)], minlength=5) / n
+    assert (np.abs(found - p) <= 5 * np.sqrt(p * (1 - p) / n)).all()
 
 
 # -- the terminal ----------------------------------------------------------------------------------------------------
@@ -505,9 +586,9 @@ TALK = [
     ("/file none", "no document"),
     ("", ""),
     ("/file short.txt", "3 parts"),
-    ("what is it", r"12 tokens \|", "replay repeated 2 passages"),
-    ("/file", "ba"),
-    ("/compare", r"12 tokens \|.*PCD \(paper:beta=1.5\)"),
+    ("what is baba", r"1\. short\.txt, line 3: baba\n", "keyword search alone", r"12 tokens \|"),
+    ("/file", r"short\.txt, line 3:\nbaba\n"),
+    ("/compare", r"12 tokens \|.*PCD off", r"12 tokens \|.*PCD off"),
     ("/replay", "replay on"),
     ("/replay maybe", "allowed: on, off"),
     ("/replay off", "replay off"),
@@ -535,7 +616,7 @@ def test_each_command_of_the_chat_does_what_it_says(session, llm, capsys, monkey
             found = re.search(pattern, said)
             assert found, (line, said)
             said = said[found.end() :]
-    assert "--- PCD paper:beta=1.5 ---" in out and "--- PCD off ---" in out
+    assert all(f"--- {title} ---" in out for title in ("PCD paper:beta=1.5", "PCD off", "replay", "plain"))
     assert [m["content"] for m in session.messages[::2]] == ["hello", "/exit is a message"]
     saved = json.loads((tmp_path / "talk.json").read_text())
     assert [m["role"] for m in saved["messages"]] == ["user", "assistant"]
@@ -727,7 +808,7 @@ def test_what_the_user_or_the_system_can_mend_is_one_sentence(error, said, faili
 
 
 def test_an_answer_that_ends_at_once_says_so(model, run_here, monkeypatch):
-    monkeypatch.setattr(_generation.engine, "is_end", lambda llm, token: True)
+    monkeypatch.setattr(engine, "is_end", lambda llm, token: True)
     status, out, err = run_here("generate", model, "-p", "hello", "--threads=1", "--max-tokens=20")
     assert (status, out) == (0, "\n") and "the model ended at once | context" in err and "tok/s" not in err
 
@@ -803,24 +884,27 @@ def test_an_answer_says_what_pcd_did(setting, n_prompt, n_contrasted, changes, s
     assert str(pypcd.PCDAnswer(pypcd.PCDConfig.resolve(setting), 5, n_contrasted, made, n_prompt)) == said
 
 
-def test_the_line_below_an_answer_has_the_first_changes():
-    config = pypcd.PCDConfig.resolve("window")
-    figures = Figures(512, config, 9, completion_tokens=5)
-    assert "| PCD (window) |" in figures.line() + " |", "stopped before the first token"
-    figures.answer = pypcd.PCDAnswer(config, 5, 5, (Change(0, 1, 2),) * 4)
-    figures.changed = [(" a", " b"), ("1", "2"), ("x", "y"), ("p", "q")]
-    assert (
-        figures.line().split(" | ")[4]
-        == "PCD (window) changed 4 of 5 tokens: ' a' to ' b', '1' to '2', 'x' to 'y' and 1 more"
-    )
-    record = figures.as_dict()
+def test_the_line_below_an_answer_has_the_first_changes(llm):
+    llm.pcd = "window"
+
+    def figures(did: pypcd.PCDAnswer) -> Figures:
+        written = Written("", (5,) * did.n_tokens, 9, 4, 3.0, did, prompt_seconds=1.0, end="length")
+        return Figures(llm, Answer("", (), "", None, (), written))
+
+    assert "| PCD (window) |" in figures(pypcd.PCDAnswer()).line() + " |", "stopped before the first token"
+    changes = tuple(Change(0, 3 + ord(after), 3 + ord(before)) for before, after in ("ab", "12", "xy", "pq"))
+    made = figures(pypcd.PCDAnswer(llm.pcd, 5, 5, changes))
+    changed = "PCD (window) changed 4 of 5 tokens: 'a' to 'b', '1' to '2', 'x' to 'y' and 1 more"
+    assert made.line() == f"5 tokens | 2.0 tok/s | prompt 4.0 tok/s | context 14/512 | {changed} | cut at max_tokens"
+    record = made.as_dict()
     assert (record["pcd_contrasted"], record["pcd_changed"]) == (5, 4)
+    assert (record["prompt_tokens"], record["cached_tokens"], record["finish_reason"]) == (9, 5, "length")
 
 
 # -- documents on disk ---------------------------------------------------------------------------------------------------
 
 
-NOTES = tuple(f"Part {i} of the notes: {'ab ' * 20}{i * 7}." for i in range(12))
+BOOK = "\n\n".join(f"Part {i} of the notes: {'ab ' * 20}{i * 7}." for i in range(12))
 
 
 @pytest.fixture
@@ -837,14 +921,14 @@ def test_what_is_known_of_reading_a_document_is_true(model, cache):
             chat.attach(document)
             return chat
 
-        notes = Document("notes", NOTES, "\n\n")
+        notes = Document("notes", BOOK)
         assert attached(notes).reading_takes() == "", "nothing was ever read with this model"
         ask(attached(notes), "what is 21?")
         llm.reset()
         assert attached(notes).reading_takes() == "; it was read before"
-        assert attached(Document("short", ("ab",), "")).reading_takes() == ""
-        other = Document("other", tuple(part.replace("ab", "ba") for part in NOTES), "\n\n")
-        longer = Document("longer", (*NOTES, *NOTES), "\n\n")
+        assert attached(Document("short", "ab")).reading_takes() == ""
+        other = Document("other", BOOK.replace("ab", "ba"))
+        longer = Document("longer", f"{BOOK}\n\n{BOOK}")
         seconds = []
         for document in (other, longer):
             (found,) = re.findall(r"^; reading takes about (\d+) s$", attached(document).reading_takes())
@@ -868,10 +952,9 @@ def test_a_document_begins_at_once_the_second_time_or_is_read_again(tmp_path, ca
                 ask(chat, "hello")  # the system message and more are held then
                 chat.clear()
                 monkeypatch.setattr("pypcd.engine.load_sequence", refuse)
-            chat.attach(Document("notes", NOTES, "\n\n"))
-            # the first question has fewer tokens than replay looks at
-            answers.append((ask(chat, "?"), ask(chat, "and what is 42, please?"), tuple(chat.passages)))
-            cached.append(chat.figures[-2].cached_tokens)
+            chat.attach(Document("notes", BOOK))
+            answers.append((ask(chat, "?"), ask(chat, "and what is 42, please?"), tuple(passages(chat))))
+            cached.append(chat.figures[-2].as_dict()["cached_tokens"])
     assert len(set(answers)) == 1 and answers[0][2]
     (entry,) = cache.entries()
     assert cached[:3] == [0, 0, entry.n_tokens] and entry.about["documents"] == ["notes"]
@@ -881,7 +964,7 @@ def test_a_document_begins_at_once_the_second_time_or_is_read_again(tmp_path, ca
 def test_answer_reads_a_document_once_and_pypcd_cache_lists_and_clears(model, tmp_path, monkeypatch, run_here):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PYPCD_CACHE_GIB", "1")
-    (tmp_path / "notes.txt").write_text("\n\n".join(NOTES))
+    (tmp_path / "notes.txt").write_text(BOOK)
     command = ["answer", model, "--context", tmp_path / "notes.txt", "-p", "what is 21?", "--threads", 1]
     command += ["--max-tokens", 4, "--n-ctx", 2048, "--json", "--method", "greedy"]
     (_, first, said), (_, second, said_again) = run_here(*command), run_here(*command)
@@ -889,7 +972,7 @@ def test_answer_reads_a_document_once_and_pypcd_cache_lists_and_clears(model, tm
     assert records[0]["text"] == records[1]["text"]
     assert records[1]["n_evaluated"] < 40 and records[0]["n_evaluated"] > 256
     assert "it was read before" in said_again and "read before" not in said
-    (tmp_path / "notes.txt").write_text("\n\n".join(NOTES[1:]))
+    (tmp_path / "notes.txt").write_text(BOOK.partition("\n\n")[2])
     _, _, said = run_here(*command)
     assert "reading takes about" in said and "read before" not in said
     assert "notes.txt" in run_here("cache")[1]

@@ -48,7 +48,7 @@ def test_lines_are_questions(tmp_path: Path) -> None:
         )
     )
     assert [(q.text, q.answer) for q in found] == [("Which?", "Two"), ("What?", "")]
-    assert found[0].prompt.whole == "One.\n\nTwo.\n\nWhich?" and found[1].prompt.segments == ("a", "b")
+    assert found[0].prompt.whole == "One.\n\nTwo.\n\nWhich?" and found[1].prompt.segments == ("a\n\n", "b")
 
 
 @pytest.mark.parametrize(
@@ -113,16 +113,16 @@ def test_answers_side_by_side(asked: Path, capsys: pytest.CaptureFixture[str]) -
 def test_what_is_done_is_shown_if_it_is_stopped(
     asked: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, n = Method.generate, 0
+    real, n = Method.stream, 0
 
-    def generate(*args: Any, **kwargs: Any) -> Any:
+    def stream(*args: Any, **kwargs: Any) -> Any:
         nonlocal n
         n += 1
         if n == 3:
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(Method, "generate", generate)
+    monkeypatch.setattr(Method, "stream", stream)
     words = command(asked, 6, "greedy,pcd:window")
     assert main(words) == 130
     assert "stopped; so far:" in (out := capsys.readouterr().out) and out.count("1 of 1") == 2

@@ -18,15 +18,15 @@ import pypcd
 import research.methods  # noqa: F401  beside the product's, for all that methods have in common
 from pypcd import engine
 from pypcd.decode import Control, Method, Plain, Session, parse
-from pypcd.decode.method import _place
+from pypcd.decode.method import Edited, _place
+from pypcd.decode.prompt_cache import N_LEFT, PromptCache
 from pypcd.decode.recite import Recite
-from pypcd.decode.replay import attention, segment_spans
 from pypcd.engine import token_bytes
-from pypcd.prompt import Prompt, find_texts, n_tokens_through, split_context
+from pypcd.prompt import Prompt
 from pypcd.settings.formula import contrast, entropy, log_softmax
 from research.methods.beam import Beam
 from research.methods.cad import CAD
-from research.methods.edits import AttentionSort, _ends, medoid
+from research.methods.edits import AttentionSort, _ends, attention, medoid
 
 # the tiny models' tokenizer has a token for each byte
 PROMPT = Prompt("Look at: ", tuple(f"{i:02d}={i * 7 % 100:02d}" for i in range(12)), ", ", ". What is 05?", " It is")
@@ -92,9 +92,9 @@ def test_a_contrasted_answer_says_what_pcd_did_as_the_model_itself_does(llm: pyp
 
 
 def test_white_space_before_an_answer_does_not_end_it() -> None:
-    assert _place(b"\n\n Rome\nQ", "\n") == 7 and _place(b"\n \n", "\n") is None
-    assert _place(b"Rome", "\n") is None and _place(b"Rome\n", "") is None
-    assert _place(b"a\nb\n\nc", "\n\n") == 3
+    assert _place(b"\n\n Rome\nQ", ["\n"]) == 7 and _place(b"\n \n", ["\n"]) is None
+    assert _place(b"Rome", ["\n"]) is None and _place(b"Rome\n", []) is None
+    assert _place(b"a\nb\n\nc", ["\n\n", "c"]) == 3
 
 
 def test_cad_is_two_contexts_apart(tiny: Tiny, load: Load, llm: pypcd.Llama) -> None:
@@ -245,29 +245,117 @@ def test_methods_share_a_prompt_and_do_not_depend_on_their_order(llm: pypcd.Llam
         assert first[name].tokens == second[name].tokens, name
         assert all(np.array_equal(a, b) for a, b in zip(rows[name], again[name])), name
     assert first["greedy"].n_evaluated == first["greedy"].n_prompt
-    assert first["pcd"].n_evaluated == first["beam:3+pcd"].n_evaluated == 0
+    assert first["pcd"].n_evaluated == first["beam:3+pcd"].n_evaluated == 1, (
+        "the last token, with each method's own setting"
+    )
     assert first["self-extend:2:width=32"].n_evaluated == first["greedy"].n_prompt
+
+
+def n_shared(llm: pypcd.Llama) -> int:
+    """How many tokens of PROMPT's text all questions about it have in common; the last ones are read with each question."""
+    return len(llm.tokenize((PROMPT.before + PROMPT.context).encode(), special=False)) - N_LEFT
+
+
+def test_a_text_is_evaluated_once_and_answers_do_not_depend_on_their_order(llm: pypcd.Llama) -> None:
+    """For all methods and questions of a session, to the bit."""
+    prompts = [PROMPT.replace(after=f". What is {i:02d}?") for i in (5, 9)]
+    todo = [(name, i) for name in ("greedy", "pcd", "replay:2:finder=bm25", "beam:2") for i in range(2)]
+
+    def answers(order: list[tuple[str, int]]) -> tuple[dict[Any, Any], dict[Any, list[np.ndarray]]]:
+        session, found, rows = Session(llm), {}, {one: list[np.ndarray]() for one in order}
+        engine.clear(llm)
+        llm._n_changes += 1  # as if another had used it
+        for name, i in order:
+            look = lambda token, row, rows=rows[name, i]: rows.append(row.copy())
+            found[name, i] = parse(name).generate(session, prompts[i], max_tokens=4, look=look)
+        return found, rows
+
+    (first, rows), (second, again) = answers(todo), answers(todo[::-1])
+    for one in todo:
+        assert first[one].tokens == second[one].tokens, one
+        assert all(np.array_equal(a, b) for a, b in zip(rows[one], again[one], strict=True)), one
+        is_cold = one == todo[0]
+        assert first[one].n_evaluated == first[one].n_prompt - (0 if is_cold else n_shared(llm)), one
+    assert first["replay:2:finder=bm25", 0].n_prompt > first["greedy", 0].n_prompt
 
 
 @pytest.mark.parametrize("n_batch", [512, 16])
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "lfm2"])
-def test_an_edited_prompt_builds_on_the_keys_of_the_first(arch: str, n_batch: int, tiny: Tiny, load: Load) -> None:
-    """The rows are those of the whole edited prompt, which the reference evaluates; only what differs is evaluated anew."""
-    path = tiny(arch)
+def test_an_edited_prompt_builds_on_the_text_of_the_first(arch: str, n_batch: int, tiny: Tiny, load: Load) -> None:
+    """The rows are those of the whole edited prompt, which the reference evaluates."""
+    path, replay = tiny(arch), parse("replay:3:finder=bm25")
     llm = load(path, False, n_batch=n_batch)
     session, seen = Session(llm), list[np.ndarray]()
-    edited = parse("replay:3").edit.edit(session, PROMPT, chat=False, answer=never)  # type: ignore[union-attr]
-    session.finish()
-    tokens, first = tokens_of(llm, edited), tokens_of(llm)
-    common = next(i for i, (a, b) in enumerate(zip(tokens, first)) if a != b)
-    answer = parse("replay:3").generate(session, PROMPT, max_tokens=3, look=lambda _, row: seen.append(row.copy()))
-    assert answer.n_prompt == len(tokens)
-    if arch != "lfm2":  # whose state cannot go back, so that all is evaluated again
-        assert answer.n_evaluated == len(first) + len(tokens) - common
+    edited = replay.edit.edit(session, PROMPT, chat=False, answer=never)  # type: ignore[union-attr]
+    assert [passage.text for passage in edited.found.passages] == ["05=35"]
+    assert edited.prompt == PROMPT.replace(after="\n\nFrom the text above:\n\n05=35\n\n" + PROMPT.after)
+    tokens = tokens_of(llm, edited.prompt)
+    parse("greedy").generate(session, PROMPT, max_tokens=1)
+    answer = replay.generate(session, PROMPT, max_tokens=3, look=lambda _, row: seen.append(row.copy()))
+    assert answer.n_prompt == len(tokens) and answer.found == edited.found
+    # a recurrent state cannot go back, so that all is evaluated again
+    assert answer.n_evaluated == len(tokens) - (0 if arch == "lfm2" else n_shared(llm))
     wanted = reference(path, cpu_rounding=True)
     for i, row in enumerate(seen):
         close(row, wanted.standard([*tokens, *answer.tokens[:i]])[-1], tolerance(path))
-    assert parse("greedy").generate(session, PROMPT, max_tokens=1).n_evaluated == len(first), "these keys are not kept"
+
+
+def test_passages_stand_in_the_order_of_the_text(llm: pypcd.Llama) -> None:
+    prompt = PROMPT.replace(after="? 09, 09=63 or 02")
+    edited = parse("replay:finder=bm25").edit.edit(Session(llm), prompt, chat=False, answer=never)  # type: ignore[union-attr]
+    assert [passage.index for passage in edited.found.passages] == [2, 9]
+    assert edited.prompt.after == "\n\nFrom the text above:\n\n02=14\n\n09=63\n\n" + prompt.after
+    for one in (PROMPT.replace(segments=PROMPT.segments[:1]), prompt.replace(after="? Nothing")):
+        same = parse("replay").edit.edit(Session(llm), one, chat=False, answer=never)  # type: ignore[union-attr]
+        assert same.prompt == one and same.found.note and not same.found.passages
+
+
+@pytest.mark.parametrize("name", ["ms-poe", "self-extend:2:width=16"])
+def test_methods_that_change_keys_neither_read_nor_write_the_disk(name: str, tmp_path: Any, llm: pypcd.Llama) -> None:
+    prompt = PROMPT.replace(segments=tuple(f"{i:02d}={i * 7 % 100:02d}" for i in range(50)))
+    alone = rows_of(parse(name), llm, 3, prompt)
+    cache = PromptCache(tmp_path, 2**30)
+
+    def evaluated(name: str) -> int:
+        engine.clear(llm)
+        llm._n_changes += 1
+        session, rows = Session(llm, cache=cache), list[np.ndarray]()
+        look = lambda token, row: rows.append(row.copy())
+        answer = parse(name).generate(session, prompt, max_tokens=3, look=look)
+        if name != "greedy":
+            assert all(np.array_equal(a, b) for a, b in zip(rows, alone[1], strict=True))
+        return answer.n_prompt - answer.n_evaluated
+
+    assert evaluated(name) == 0 and not cache.entries()
+    assert evaluated("greedy") == 0 and len(cache.entries()) == 1
+    assert evaluated(name) == 0 and len(cache.entries()) == 1
+    assert evaluated("greedy") == cache.entries()[0].n_tokens > 256
+
+
+@pytest.mark.parametrize("why", [KeyboardInterrupt, ValueError])
+def test_what_was_half_read_is_not_taken_for_the_whole(why: Any, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False, n_batch=16)
+    session = Session(llm)
+    wanted = parse("greedy").generate(session, PROMPT, max_tokens=3)
+
+    def stop(done: int, total: int) -> None:
+        if done >= 32 and why is KeyboardInterrupt:
+            raise KeyboardInterrupt
+
+    session.hold(TOKENS[:20])
+    llm.progress = stop
+    for _ in range(2):
+        with pytest.raises(why):
+            session.hold(tokens_of(llm) if why is KeyboardInterrupt else TOKENS * 3, 60)
+    llm.progress = None
+    found = parse("greedy").generate(session, PROMPT, max_tokens=3)
+    assert (found.tokens, found.n_evaluated) == (wanted.tokens, wanted.n_prompt)
+
+
+def test_without_a_limit_an_answer_ends_with_the_context(llm: pypcd.Llama) -> None:
+    answer = parse("greedy").generate(llm, PROMPT, max_tokens=0)
+    assert answer.end == "context" and answer.n_prompt + len(answer.tokens) == llm.n_ctx()
+    assert parse("greedy").generate(llm, PROMPT, max_tokens=3).end == "length"
 
 
 OWN_ROWS = ["replay:3", "recite:4", "pcd:cache=separate", "self-extend:2:width=16", "ms-poe", "dola-low", "cad"]
@@ -323,7 +411,7 @@ def test_the_models_own_setting_and_answers_stay(llm: pypcd.Llama) -> None:
 @pytest.mark.parametrize(
     ("name", "prompt", "how", "named"),
     [
-        ("greedy", PROMPT, {"max_tokens": 0}, "max_tokens is 0"),
+        ("greedy", PROMPT, {"max_tokens": -1}, "max_tokens is -1"),
         ("greedy", PROMPT, {"chat": True}, "chat template"),
         ("cad", "a text without parts", {}, "no context"),
         ("control", PROMPT, {}, "other prompts"),
@@ -346,41 +434,6 @@ def test_what_cannot_be_done_is_refused_and_leaves_a_session_that_can_be_used(
         assert parse(name).with_pool((PROMPT,)).generate(session, PROMPT, max_tokens=2).tokens
 
 
-# -- prompts ---------------------------------------------------------------------------------------------------------
-
-
-@given(st.text(alphabet="ab. \n", max_size=60))
-def test_a_texts_parts_are_the_text(text: str) -> None:
-    parts, joiner = split_context(text)
-    assert joiner.join(parts) == text
-
-
-def test_where_a_text_stands_among_the_turns() -> None:
-    prompt = Prompt("T: ", ("a", "b"), "|", "? last", shots=(("one", " 1"), ("two", " 2")))
-    assert prompt.turns == (("one", " 1"), ("two", " 2"), ("T: a|b? last", ""))
-    assert prompt.whole == "one 1\n\ntwo 2\n\nT: a|b? last"
-    first = prompt.replace(text_first=True)
-    assert first.turns == (("T: a|bone", " 1"), ("two", " 2"), ("? last", ""))
-    assert first.whole == "T: a|bone 1\n\ntwo 2\n\n? last"
-    assert first.replace(shots=()).whole == prompt.replace(shots=()).whole == "T: a|b? last"
-
-
-def test_a_text_is_cut_where_its_parts_become_short() -> None:
-    long, line = "word " * 300, "One thing. Another thing. " * 60
-    for text, n, joiner in (
-        ("one\n\ntwo", 2, "\n\n"),
-        ("one\ntwo", 2, "\n"),
-        ("One. Two. Three", 3, ". "),
-        ("one", 1, ""),
-        ("", 1, ""),
-        (f"a\nb\n\n{long}\n{long}", 5, "\n"),  # no line is short enough, but these are the shortest parts
-        (f"a\nb\n\n{line}", 121, ". "),  # a paragraph of 1,560 characters
-        (f"{long}\n\n{long}.b", 2, "\n\n"),
-    ):
-        parts, found = split_context(text)
-        assert (len(parts), found) == (n, joiner), text[:20]
-
-
 # -- edits -----------------------------------------------------------------------------------------------------------
 
 
@@ -397,51 +450,22 @@ def test_the_best_segments_go_to_the_ends(order: list[int]) -> None:
     assert sorted(_ends(order)) == sorted(order)
 
 
-def attended(path: Any, llm: pypcd.Llama, n_last: int) -> np.ndarray:
-    """What each head pays to each segment from each of the prompt's last tokens, by the reference: [layer, head, token, segment]."""
-    tokens = tokens_of(llm)
-    weights = np.stack([w[:, -n_last:] for w in reference(path).trace(tokens).attention])
-    spans = segment_spans(llm, [PROMPT], tokens)
-    return np.stack([weights[..., first:last].sum(-1) for first, last in spans], axis=-1)
-
-
-@pytest.mark.parametrize(("n_last", "n_batch"), [(1, 64), (8, 3)])
 @pytest.mark.parametrize("flash_attn", [False, True])
-def test_the_attention_that_segments_get(flash_attn: bool, n_last: int, n_batch: int, tiny: Tiny, load: Load) -> None:
+def test_segments_are_sorted_by_the_attention_they_get(flash_attn: bool, tiny: Tiny, load: Load) -> None:
+    """From the prompt's last token, by the reference; a token across two segments counts for both."""
     path = tiny("llama")
-    llm = load(path, False, flash_attn=flash_attn, n_batch=n_batch)
-    found, wanted = attention(Session(llm), PROMPT, False, n_last), attended(path, llm, n_last)
-    wanted = wanted.reshape(-1, wanted.shape[-1])
-    assert found.shape == wanted.shape
-    close(np.sort(found, axis=0), np.sort(wanted, axis=0), tolerance(path, of=1.0, **shape(llm)))  # in any order
-
-
-def test_segments_are_sorted_by_the_attention_they_get(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False)
-    once = AttentionSort(rounds=1).edit(Session(llm), PROMPT, chat=False, answer=never)
-    order = np.argsort(attended(tiny("llama"), llm, 1).mean((0, 1, 2)))
-    assert list(once.segments) == [PROMPT.segments[i] for i in order] and once.segments != PROMPT.segments
-
-
-def test_the_segments_with_most_attention_are_repeated(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False)
-    by_attention = np.argsort(-attended(tiny("llama"), llm, 16).max((0, 1, 2)))
-
-    def repeated(name: str) -> str:
-        edited = parse(name).edit.edit(Session(llm), PROMPT, chat=False, answer=never)  # type: ignore[union-attr]
-        begin, again, end = "\n\nFrom the text above:\n\n", edited.after, "\n\n" + PROMPT.after.lstrip("\n")
-        assert edited.replace(after=PROMPT.after) == PROMPT and again.startswith(begin) and again.endswith(end)
-        return again[len(begin) : -len(end)]
-
-    def best(n: int) -> str:
-        return ", ".join(PROMPT.segments[i] for i in sorted(by_attention[:n]))
-
-    assert repeated("replay:3") == best(3) and repeated("replay") == best(2) and repeated("replay:11") == best(11)
-    three = sum(len(llm.tokenize(PROMPT.segments[i].encode(), False)) for i in by_attention[:3])
-    assert repeated(f"replay:9:n_tokens={three - 1}") == best(2) and repeated(f"replay:9:n_tokens={three}") == best(3)
-    assert repeated("replay:n_tokens=1") == best(1)
-    for name, whole in (("replay", PROMPT.replace(segments=PROMPT.segments[:1])), ("replay:12", PROMPT)):
-        assert parse(name).edit.edit(Session(llm), whole, chat=False, answer=never) == whole  # type: ignore[union-attr]
+    llm = load(path, False, flash_attn=flash_attn)
+    tokens = tokens_of(llm)
+    pays = np.concatenate([weights[:, -1] for weights in reference(path).trace(tokens).attention])
+    ends = np.cumsum([len(token_bytes(llm, token)) for token in tokens])
+    wanted, at = [], ends[-1] - len(PROMPT.whole + PROMPT.answer_prefix) + len(PROMPT.before)
+    for segment in PROMPT.segments:
+        inside = (ends > at) & (ends - [len(token_bytes(llm, token)) for token in tokens] < at + len(segment))
+        wanted.append(pays[:, inside].sum(axis=1).mean())
+        at += len(segment) + len(PROMPT.joiner)
+    close(attention(Session(llm), PROMPT, False), np.array(wanted), tolerance(path, of=1.0, **shape(llm)))
+    once = AttentionSort(rounds=1).edit(Session(llm), PROMPT, chat=False, answer=never).prompt
+    assert list(once.segments) == [PROMPT.segments[i] for i in np.argsort(wanted)] and once.segments != PROMPT.segments
 
 
 def test_what_is_recited_becomes_the_context(llm: pypcd.Llama) -> None:
@@ -453,13 +477,13 @@ def test_what_is_recited_becomes_the_context(llm: pypcd.Llama) -> None:
 
     prompt = PROMPT.replace(shots=(("1+1?", " 2"),))
     edited = Recite(7).edit(Session(llm), prompt, chat=False, answer=answer)
-    assert edited == prompt.replace(segments=("05=35, as it stands\nin the text",))
+    assert edited == Edited(prompt.replace(segments=("05=35, as it stands\nin the text",)))
     ((first, n),) = asked
     assert n == 7 and first.text == PROMPT.text + Recite().request and not (first.shots or first.answer_prefix)
     silent = Recite().edit(Session(llm), prompt, chat=False, answer=lambda prompt, max_tokens=None: " \n\n ")
-    assert silent == prompt
+    assert silent == Edited(prompt)
     alone = Prompt(after="a question alone")
-    assert Recite().edit(Session(llm), alone, chat=False, answer=never) == alone
+    assert Recite().edit(Session(llm), alone, chat=False, answer=never) == Edited(alone)
 
 
 def test_reciting_takes_two_answers_of_the_same_rows(llm: pypcd.Llama) -> None:
@@ -485,48 +509,6 @@ def test_a_vote_answers_one_of_its_orders(llm: pypcd.Llama) -> None:
     answer = parse("segr-vote:3:seed=4").generate(llm, PROMPT, max_tokens=4)
     assert answer.tokens == parse("segr-vote:3:seed=4").generate(llm, PROMPT, max_tokens=4).tokens
     assert answer.n_evaluated >= 3 * answer.n_prompt
-
-
-@given(
-    segments=st.lists(st.text("ab =ü", min_size=1, max_size=8), min_size=1, max_size=6),
-    joiner=st.sampled_from(["", ", ", "\n"]),
-)
-def test_segments_are_found_in_the_tokens(segments: list[str], joiner: str, tiny: Tiny, shared: pypcd.Llama) -> None:
-    prompt = Prompt("Before: ", tuple(segments), joiner, " After")
-    tokens = tokens_of(shared, prompt)
-    for segment, (first, last) in zip(segments, segment_spans(shared, [prompt], tokens)):
-        text = b"".join(token_bytes(shared, token) for token in tokens[first:last])
-        assert segment.encode() in text
-
-
-def test_a_text_is_looked_for_behind_the_one_before_it(shared: pypcd.Llama) -> None:
-    """A later one may be the same, and what follows may quote it."""
-    tokens = shared.tokenize(b"system ab, cd\nab, cd\nab, cd, ef question ab, cd?", add_bos=False)
-    text = b"".join(token_bytes(shared, token) for token in tokens).decode()
-    texts = [Prompt(segments=("ab", "cd"), joiner=", "), Prompt(segments=("ab", "cd", "ef"), joiner=", ")]
-    ends, begins = find_texts(shared, tokens, [one.context for one in texts])
-    assert begins == [text.index("ab"), text.index("ab, cd, ef")] and ends[-1] == len(text)
-    assert find_texts(shared, tokens, ["ef", "ab, cd\n", "nowhere"])[1] == [text.index("ef"), text.index("ab"), -1]
-    assert n_tokens_through(shared, tokens, ["ab", "nowhere"]) == 0
-    n = n_tokens_through(shared, tokens, [one.context for one in texts])
-    assert text.encode().startswith(b"".join(token_bytes(shared, token) for token in tokens[:n]))
-    assert ends[n - 1] <= text.index(" question") < ends[n]
-
-
-def test_replay_leaves_a_prompt_alone_of_which_it_would_repeat_all(llm: pypcd.Llama) -> None:
-    for segments, n in ((("ab", "cd"), 2), (("ab", "cd", "ab", "cd"), 2), (("ab", "cd", "ef"), 3)):
-        prompt = Prompt(segments=segments, joiner=". ", after="? It is")
-        assert parse(f"replay:{n}").generate(llm, prompt, max_tokens=2).n_prompt == len(tokens_of(llm, prompt))
-    prompt = Prompt(segments=("ab", "ab", "cd", "ef"), joiner=". ", after="? It is")
-    weights = np.ones((1, len(tokens_of(llm, prompt))))
-    assert parse("replay:2").edit.passages(llm, tokens_of(llm, prompt), [prompt], weights) == ["ab", "cd"]  # type: ignore[union-attr]
-
-
-@pytest.fixture(scope="module")
-def shared(tiny: Tiny) -> Any:
-    model = pypcd.Llama(tiny("llama"), n_ctx=256, n_threads=1, n_threads_batch=1)
-    yield model
-    model.close()
 
 
 # -- names -----------------------------------------------------------------------------------------------------------

@@ -84,15 +84,6 @@ def test_wide_enough_beams_find_what_exhaustive_search_finds(seed: int, penalty:
     assert tuple(found) == tuple(token for token in best if token != END)
 
 
-@given(seed=st.integers(0, 10**6))
-def test_one_by_one_ends_where_an_answer_is_over(seed: int) -> None:
-    for search in (Greedy(), Sampling(seed=seed)):
-        longest = search.run(Table(seed), 12, is_end, unseen)  # type: ignore[arg-type]
-        found = search.run(Table(seed), 12, is_end, unseen, has_two_ones)  # type: ignore[arg-type]
-        places = [i + 1 for i in range(len(longest)) if has_two_ones(longest[: i + 1])]
-        assert found == longest[: places[0] if places else None]
-
-
 def test_beams_prefer_two_good_tokens_to_one_better_and_one_bad() -> None:
     """0 is more probable as the first token, but many tokens may follow it; after 1 the next token is certain."""
 
@@ -101,8 +92,8 @@ def test_beams_prefer_two_good_tokens_to_one_better_and_one_bad() -> None:
             p = {(): [0.5, 0.4, 0.05, 0.05], (0,): [0.3, 0.3, 0.3, 0.1], (1,): [0.01, 0.97, 0.01, 0.01]}
             return np.log(np.array(p.get(tokens, [0.25] * 4))).astype(np.float32)
 
-    assert Greedy().run(Garden(0), 2, is_end, unseen)[0] == 0  # type: ignore[arg-type]
-    assert Beam(2).run(Garden(0), 2, is_end, unseen) == [1, 1]  # type: ignore[arg-type]
+    assert next(Greedy().run(Garden(0), 2, is_end, unseen)) == 0  # type: ignore[arg-type]
+    assert list(Beam(2).run(Garden(0), 2, is_end, unseen)) == [1, 1]  # type: ignore[arg-type]
 
 
 def test_greedy_tells_of_every_token_and_its_row_the_end_included() -> None:
@@ -111,7 +102,8 @@ def test_greedy_tells_of_every_token_and_its_row_the_end_included() -> None:
             return np.eye(N_VOCAB, dtype=np.float32)[END if len(tokens) == 2 else len(tokens)]
 
     seen = []
-    assert Greedy().run(Two(0), 9, is_end, lambda token, row: seen.append((token, int(row.argmax())))) == [0, 1]  # type: ignore[arg-type]
+    stream: Any = Two(0)
+    assert list(Greedy().run(stream, 9, is_end, lambda token, row: seen.append((token, int(row.argmax()))))) == [0, 1]
     assert seen == [(0, 0), (1, 1), (END, END)]
 
 
@@ -124,7 +116,7 @@ def test_drawing_follows_the_distribution_it_states() -> None:
 
     def drawn(**values: Any) -> np.ndarray:
         tokens = [
-            (Sampling(**values, seed=seed).run(Coin(0), 1, lambda token: False, unseen))[0]  # type: ignore[arg-type]
+            next(Sampling(**values, seed=seed).run(Coin(0), 1, lambda token: False, unseen))  # type: ignore[arg-type]
             for seed in range(2000)
         ]
         return np.bincount(tokens, minlength=4) / len(tokens)
@@ -133,8 +125,27 @@ def test_drawing_follows_the_distribution_it_states() -> None:
     np.testing.assert_allclose(drawn(temperature=1.0, top_k=2, top_p=1.0), [0.625, 0.375, 0, 0], atol=0.03)
     # 0.5 + 0.3 reaches 0.75: two tokens
     np.testing.assert_allclose(drawn(temperature=1.0, top_k=0, top_p=0.75), [0.625, 0.375, 0, 0], atol=0.03)
+    # those with 0.4 of the best one's probability, whatever the temperature is
+    np.testing.assert_allclose(drawn(temperature=1.0, top_k=0, min_p=0.4, top_p=1.0), [0.625, 0.375, 0, 0], atol=0.03)
+    assert not drawn(temperature=50.0, top_k=0, min_p=0.4, top_p=1.0)[2:].any()
+    assert drawn(temperature=1.0, top_k=0, top_p=0.0)[0] == 1
     cold = p**2 / (p**2).sum()
     np.testing.assert_allclose(drawn(temperature=0.5, top_k=0, top_p=1.0), cold, atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("row", "wanted"), [([2.0, 1.5, -1.0, -9.0], [0, 1, 0, 0]), ([-1.0, -1.5, -1.8, -9.0], [0, 1, 2, 0])]
+)
+def test_tokens_that_were_written_count_half(row: list[float], wanted: list[int]) -> None:
+    class Same(Table):
+        def row(self, tokens: tuple[int, ...]) -> np.ndarray:
+            return np.array(row, np.float32)
+
+    for search in (Greedy(repeat_penalty=2.0), Sampling(top_k=1, repeat_penalty=2.0)):
+        stream: Any = Same(0)
+        assert list(search.run(stream, 4, is_end, unseen)) == wanted
+    stream = Same(0)
+    assert list(Greedy().run(stream, 3, is_end, unseen)) == [0, 0, 0]
 
 
 def test_other_prompts_draw_other_numbers() -> None:
@@ -145,7 +156,7 @@ def test_other_prompts_draw_other_numbers() -> None:
             return np.log(np.array([0.25, 0.25, 0.25, 0.25 + 1e-6 * self.seed])).astype(np.float32)
 
     def draw() -> list[int]:
-        return [Sampling(1.0, 0, 1.0, seed=5).run(Prompted(i), 1, lambda t: False, unseen)[0] for i in range(200)]  # type: ignore[arg-type]
+        return [next(Sampling(1.0, 0, 1.0, seed=5).run(Prompted(i), 1, lambda t: False, unseen)) for i in range(200)]  # type: ignore[arg-type]
 
     drawn = draw()
     assert min(np.bincount(drawn, minlength=4)) > 20 and drawn == draw()
@@ -158,7 +169,9 @@ def test_other_prompts_draw_other_numbers() -> None:
         (lambda: Beam(32), "n is 32"),
         (lambda: Beam(2, 11), "length_penalty"),
         (lambda: Sampling(temperature=0), "temperature"),
-        (lambda: Sampling(top_p=0), "top_p"),
+        (lambda: Sampling(top_p=1.1), "top_p"),
+        (lambda: Sampling(min_p=-0.1), "min_p"),
+        (lambda: Sampling(repeat_penalty=0), "repeat_penalty"),
         (lambda: Sampling(top_k=-1), "top_k"),
         (lambda: Sampling(seed=-1), "seed"),
     ],

@@ -21,9 +21,7 @@ from conftest import (
     contrasted,
     native_row,
     on_stock,
-    reference,
     rounding,
-    tolerance,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -381,38 +379,3 @@ def test_sequences_that_are_twins_are_not_the_callers(tiny: Tiny, load: Load) ->
     engine.rewind(llm, 0, 2)
     llm.eval(TOKENS[PROMPT : PROMPT + 1])
     check_rows(llm, tiny("llama"), TOKENS[: PROMPT + 1])
-
-
-# -- tensors ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", [{}, {"flash_attn": True}, {"n_batch": 8}, {"type_k": 0, "type_v": 0}])
-@pytest.mark.parametrize("arch", [arch for arch in ("llama", "gemma3", "gemma2", "qwen3") if arch not in UNKNOWN])
-def test_tensors_are_read_in_a_context_of_their_own(arch: str, how: dict[str, Any], tiny: Tiny, load: Load) -> None:
-    """They are the reference's, and the text in memory stays as it is. With flash attention the text is evaluated again."""
-    path, text, n_past = tiny(arch), TOKENS[:60], 50
-    llm = load(path, False, **how)
-    llm.eval(text[:n_past])
-    before = cells(llm)
-    seen = engine.read_tensors(llm, ["l_out", "kq_soft_max"], text[:n_past], text[n_past:])
-    assert cells(llm) == before
-    trace = reference(path, cpu_rounding=True).trace(text)
-    for il in range(len(trace.attention)):
-        out = np.concatenate(seen[f"l_out-{il}"], axis=2)[0, 0]
-        wanted = trace.hidden[il + 1][n_past:]
-        close(out, wanted, tolerance(path, of=wanted))
-        if not seen.get(f"kq_soft_max-{il}"):  # llama.cpp of 2025 does not name it
-            assert llama_cpp.__version__ < "0.3.20"
-            continue
-        weights = np.concatenate(seen[f"kq_soft_max-{il}"], axis=2)[0][:, :, : len(text)]
-        close(weights, trace.attention[il][:, n_past:], tolerance(path, of=trace.attention[il]))
-
-
-def test_what_fails_while_tensors_are_read_is_raised(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = load(tiny("llama"), False)
-    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr("pypcd.engine._tap.contents", lambda *args: 1 / 0)
-        engine.read_tensors(llm, ["l_out"], [], TOKENS[9:12])
-    monkeypatch.setattr(llm, "lora_path", "some.gguf")
-    with pytest.raises(pypcd.UnsupportedError, match="LoRA"):
-        engine.read_tensors(llm, ["l_out"], TOKENS[:9], TOKENS[9:12])

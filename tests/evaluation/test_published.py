@@ -66,7 +66,9 @@ def digest(samples: Iterable[Sample]) -> str:
     found = hashlib.sha256()
     for sample in samples:
         prompt = sample.prompt
-        parts = (prompt.turns, prompt.segments, prompt.joiner, prompt.answer_prefix)
+        texts = ["".join(piece.text for piece in message) for _, message in prompt.turns]
+        turns = list(zip(texts[::2], [*texts[1::2], ""]))  # questions with their answers
+        parts = (turns, prompt.segments, prompt.joiner, prompt.answer_prefix)
         right = (
             sample.answers,
             sample.gold,

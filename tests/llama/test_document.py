@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
-from documents import pdf
+from documents import Placed, pdf
 
 import pypcd
 from pypcd import errors
@@ -17,9 +18,9 @@ from pypcd.document import Document, read_document
 @pytest.mark.parametrize(
     ("data", "segments"),
     [
-        (b"One.\r\n\r\nTwo.\r\n", ("One.", "Two.")),
-        ("\ufeff# Über\n\nText".encode(), ("# Über", "Text")),
-        ("Größe\n\n✓".encode("utf-16"), ("Größe", "✓")),
+        (b"\n\nOne.\r\n\r\nTwo.\r\n", ("One.\n\n", "Two.")),
+        ("\ufeff# Über\n\nText.".encode(), ("# Über\n\nText.",)),
+        ("Größe.\n\n✓".encode("utf-16"), ("Größe.\n\n", "✓")),
         (b"PK\x03\x04 is how a zip begins", ("PK\x03\x04 is how a zip begins",)),
     ],
 )
@@ -27,17 +28,145 @@ def test_texts(tmp_path: Path, data: bytes, segments: tuple[str, ...]) -> None:
     (tmp_path / "report.md").write_bytes(data)
     document = read_document(tmp_path / "report.md")
     assert document.name == "report.md" and document.segments == segments
-    assert document.text == document.joiner.join(segments)
+    assert document.text == "".join(segments) and document.pages == ()
     assert document.prompt("Who?").text == f"{document.text}\n\nWho?"
 
 
 def test_a_pdf(tmp_path: Path) -> None:
-    pytest.importorskip("pypdf")
+    pytest.importorskip("pypdfium2")
     (tmp_path / "report.txt").write_bytes(
         pdf("The bridge was opened in 1931.", "Signed by Ruth Amsel.")
     )  # whatever its name
     document = read_document(tmp_path / "report.txt")
     assert [part.strip() for part in document.segments] == ["The bridge was opened in 1931.", "Signed by Ruth Amsel."]
+
+
+# paragraphs as they were written, of which a PDF has lines
+WRITTEN = """\
+The bridge of Harbourtown was opened in 1931, after nine years of work and two floods. Its nine arches are of granite from the quarry on Vell \
+Island. A tenth one, which stood on the mud of the western bank, was taken down in 1954 because it had sunk by forty centimetres.
+
+The toll is seventeen crowns. Whoever lives on the island pays nothing.
+
+- Mondays, Tuesdays and Wednesdays: from seven in the morning to nine in the evening, with an hour at noon
+- Sundays: closed
+
+It was painted blue in 1988 and green in 2004, each time by volunteers of the rowing club and by their children, who got a lamp each."""
+
+
+def wrapped(text: str) -> str:
+    return "\n".join(textwrap.fill(line, 79, break_on_hyphens=False) for line in text.split("\n"))
+
+
+def test_a_pdfs_lines_are_joined_to_the_paragraphs_that_were_written(tmp_path: Path) -> None:
+    pytest.importorskip("pypdfium2")
+    lines = wrapped(WRITTEN).split("\n")
+    for n_first in range(1, len(lines)):  # wherever a page ends
+        pages = ["\n".join(lines[:n_first]).strip("\n"), "\n".join(lines[n_first:]).strip("\n")]
+        (tmp_path / "a.pdf").write_bytes(pdf(*pages))
+        document = read_document(tmp_path / "a.pdf")
+        assert document.text.split() == WRITTEN.split()
+        paragraphs = document.text.split("\n\n")
+        wrong = {text.replace("\n", " ") for text in paragraphs} ^ {
+            text.replace("\n", " ") for text in WRITTEN.split("\n\n")
+        }
+        last, following = pages[0][-1], pages[1][0]
+        if not (lines[n_first - 1] and lines[n_first] and (last in ".:" or not following.islower())):
+            assert not wrong, "it goes on where a page ends only if no sentence does, and the next word is small"
+        assert [document.text[at:].startswith(page[:9]) for at, page in zip(document.pages, pages)] == [True, True]
+        begin = document.text.index("The toll")
+        n_before = lines.index(next(line for line in lines if line.startswith("The toll")))
+        assert document.place(begin, begin + 29) == f"page {1 if n_before < n_first else 2}"
+        assert document.place(0, len(document.text)) == "pages 1-2"
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("x" * 74 + " har-\nbour", "x" * 74 + " harbour"),
+        ("x" * 73 + " COVID-\n19 came", "x" * 73 + " COVID-19 came"),
+        ("x" * 70 + " the end.\n\n\nNew one", "x" * 70 + " the end.\n\nNew one"),
+        ("x" * 70 + " the end.\n   New one", "x" * 70 + " the end.\n\nNew one"),
+        ("x" * 70 + " and it\n* goes on", "x" * 70 + " and it\n* goes on"),
+        ("x" * 70 + " of two:\n1. goes on", "x" * 70 + " of two:\n1. goes on"),
+        ("x" * 70 + " 12 and\n12. May", "x" * 70 + " 12 and 12. May"),
+        (
+            "kind         2022       2023\nyachts      2,310      2,268\n" + "x" * 79,
+            "kind  2022  2023\nyachts  2,310  2,268\n" + "x" * 79,
+        ),
+        ("a short line\nand another\nof a poem", "a short line\nand another\nof a poem"),
+    ],
+)
+def test_where_a_pdfs_lines_are_borders(tmp_path: Path, page: str, text: str) -> None:
+    pytest.importorskip("pypdfium2")
+    (tmp_path / "a.pdf").write_bytes(pdf(page))
+    assert read_document(tmp_path / "a.pdf").text == text
+
+
+def placed(*columns: tuple[int, str], size: int = 10, y: int = 780) -> list[Placed]:
+    return [(line, size, x, y - 12 * i) for x, text in columns for i, line in enumerate(text.split("\n"))]
+
+
+FULL = "word " * 15 + "full"
+HEBREW = {letter: f"{0x5D0 + i:04x}" for i, letter in enumerate("abcd")}
+
+
+@pytest.mark.parametrize(
+    ("pages", "letters", "text"),
+    [
+        # of two columns, the first goes on in the second
+        (
+            [placed((60, "one two three four five\nsix seven eight nine"), (330, "ten, and so on, to the end.\nDone"))],
+            {},
+            "one two three four five six seven eight nine ten, and so on, to the end. Done",
+        ),
+        ([placed((60, FULL), size=14) + placed((60, FULL), y=768)], {}, f"{FULL}\n\n{FULL}"),
+        ([FULL, "goes on"], {}, f"{FULL} goes on"),
+        ([f"{FULL}\nends", "goes on"], {}, f"{FULL} ends\n\ngoes on"),
+        ([FULL, "Goes on"], {}, f"{FULL}\n\nGoes on"),
+        (
+            [f"{FULL}\na         1", "b         2\nc         3"],
+            {},
+            f"{FULL}\na         1\nb         2\nc         3".replace(" " * 9, "  "),
+        ),
+        # Hebrew begins at the right
+        (
+            [placed((60, "abcd " * 15 + "abcd"), (60 + 6 * 75, "\nabcd"), (60, "\n\n" + "abcd " * 15 + "abcd"))],
+            HEBREW,
+            "\u05d3\u05d2\u05d1\u05d0 " * 16
+            + "\u05d3\u05d2\u05d1\u05d0\n"
+            + ("\u05d3\u05d2\u05d1\u05d0 " * 16).strip(),
+        ),
+        (["ab" * 39 + "\nabc"], {"a": "4f60", "b": "597d", "c": "3002"}, "你好" * 40 + "。"),
+        (["the oaice of"], {"a": "d83d"}, "the o\ufffdice of"),
+        (["the oaice of"], {"a": "d83dde00"}, "the o\U0001f600ice of"),
+    ],
+)
+def test_columns_pages_and_scripts_of_a_pdf(
+    tmp_path: Path, pages: list[str | list[Placed]], letters: dict[str, str], text: str
+) -> None:
+    pytest.importorskip("pypdfium2")
+    (tmp_path / "a.pdf").write_bytes(pdf(*pages, letters=letters))
+    assert read_document(tmp_path / "a.pdf").text == text
+
+
+def test_places_are_lines_if_there_are_no_pages() -> None:
+    document = Document.of("notes", "\nOne.\n\nTwo,\r\nthree.\n\nFour.\n")
+    found, at = [], 0
+    for piece in document.segments:
+        found.append(document.place(at, at + len(piece)))
+        at += len(piece)
+    assert found == ["line 1", "lines 3-4", "line 6"]
+    for begin, end in ((0, 0), (-1, 2), (3, 100), (3, 2)):
+        with pytest.raises(ValueError, match=f"{begin} to {end} is no part of a text of {at} characters"):
+            document.place(begin, end)
+
+
+def test_pages_are_counted_in_the_text_without_the_space_around_it() -> None:
+    document = Document.of("a.pdf", "\r\n one\r\ntwo\0 \n", (0, 3, 8, 11))
+    assert (document.text, document.pages) == ("one\ntwo", (0, 0, 4, 7))
+    assert [document.place(*part) for part in ((0, 3), (4, 7), (3, 5))] == ["page 2", "page 3", "pages 2-3"]
+    assert document == Document.of("a.pdf", document.text, document.pages)
 
 
 def test_a_docx_in_its_order(tmp_path: Path) -> None:
@@ -79,37 +208,35 @@ def test_what_is_no_document(
             read_document("")
         return
     if name.endswith((".pdf", ".docx")):
-        pytest.importorskip("pypdf" if name.endswith("pdf") else "docx")
+        pytest.importorskip("pypdfium2" if name.endswith("pdf") else "docx")
     if data is not None:
         (tmp_path / name).write_bytes(data)
     with pytest.raises(error, match=said):
         read_document(tmp_path / name)
 
 
-def test_an_encrypted_pdf_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pypdf = pytest.importorskip("pypdf")
-    writer = pypdf.PdfWriter()
-    writer.add_blank_page(200, 200)
-    writer.encrypt("secret")
-    writer.write(tmp_path / "a.pdf")
-    with pytest.raises(ValueError, match="may be encrypted"):
+def test_an_encrypted_pdf_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pypdfium2")
+    (tmp_path / "a.pdf").write_bytes(pdf("Signed by Ruth Amsel.", encrypt=True))
+    with pytest.raises(ValueError, match=r"password.*may be encrypted"):
         read_document(tmp_path / "a.pdf")
 
-    def needs_more(*_: object) -> None:
-        raise pypdf.errors.DependencyError("cryptography>=3.1 is required for AES algorithm")
 
-    monkeypatch.setattr(pypdf, "PdfReader", needs_more)
-    with pytest.raises(ValueError, match=r"AES.*pip install cryptography"):
-        read_document(tmp_path / "a.pdf")
+def test_bytes_may_stand_before_a_pdf_and_texts_may_be_about_one(tmp_path: Path) -> None:
+    pytest.importorskip("pypdfium2")
+    (tmp_path / "a.pdf").write_bytes(b"HTTP/1.1 200 OK\xff\r\n\r\n" + pdf("Signed by Ruth Amsel."))
+    assert read_document(tmp_path / "a.pdf").text == "Signed by Ruth Amsel."
+    (tmp_path / "a.txt").write_bytes(b"It begins with %PDF-1.4.")
+    assert read_document(tmp_path / "a.txt").text == "It begins with %PDF-1.4."
 
 
 def test_a_damaged_file_is_an_error_of_its_own_kind_whatever_its_reader_stumbles_over(tmp_path: Path) -> None:
-    pytest.importorskip("pypdf")
+    pytest.importorskip("pypdfium2")
     docx = pytest.importorskip("docx")
     made = docx.Document()
     made.add_paragraph("Signed by Ruth Amsel.")
     made.save(tmp_path / "whole.docx")
-    rng = random.Random(3)
+    rng = random.Random(4)
     outcomes = set()
     for whole, name in ((pdf("One.", "Two.") * 2, "a.pdf"), ((tmp_path / "whole.docx").read_bytes(), "a.docx")):
         for _ in range(150):
@@ -126,7 +253,7 @@ def test_a_damaged_file_is_an_error_of_its_own_kind_whatever_its_reader_stumbles
 
 
 @pytest.mark.parametrize(
-    ("module", "package", "data"), [("pypdf", "pypdf", pdf("x")), ("docx", "python-docx", b"PK\x03\x04")]
+    ("module", "package", "data"), [("pypdfium2", "pypdfium2", pdf("x")), ("docx", "python-docx", b"PK\x03\x04")]
 )
 def test_without_the_package_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, package: str, data: bytes
@@ -138,5 +265,5 @@ def test_without_the_package_it_is_named(
 
 
 def test_a_document_of_a_text() -> None:
-    assert Document.of("notes", "a\n\nb").segments == ("a", "b")
+    assert Document.of("notes", "a\n\nb").segments == ("a\n\n", "b")
     assert Document.of("notes", "a\0b").text == "ab", "characters that no text has are left out"

@@ -44,6 +44,7 @@ USES: dict[str, str] = {  # each public method and property that needs the model
     "pcd": "setattr(llm, 'pcd', True)",
     "set_sequence_pcd": "llm.set_sequence_pcd(0, {'beta': 1})",
     "pcd_logits": "llm.pcd_logits()",
+    "ask": "llm.ask(text='abc', question='b?')",
     "check_pcd": "llm.check_pcd()",
     "pcd_stats": "llm.pcd_stats()",
     "pooling_type": "llm.pooling_type()",

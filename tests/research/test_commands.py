@@ -1,4 +1,4 @@
-"""The commands plot, salience, spectrum and nocache on the demo model: what they print, what they write, and mistakes."""
+"""The commands plot, salience and spectrum on the demo model: what they print, what they write, and mistakes."""
 
 from __future__ import annotations
 
@@ -93,16 +93,6 @@ def test_spectrum_prints_and_writes_a_line_and_a_picture_for_each_layer(capsys, 
         assert f"{il:>5} {layer['reach_before']:>8.1f} {layer['reach_after']:>8.1f}" in text
 
 
-def test_nocache(capsys) -> None:
-    options = ("nocache", "demo", "--length=96", "--n=1", "--n-tokens=2", "--threads=1")
-    text = run(capsys, *options)
-    assert all(name in text for name in ("greedy", "pcd ", "pcd:cache=shared", "pcd:cache=separate", "pcd:window"))
-    record = json.loads(run(capsys, *options, "--method=pcd:cache=separate", "--json"))
-    [check] = record["checks"]
-    assert check["method"] == "pcd:cache=separate" and check["is_same"] and check["n_steps"] == 2
-    assert check["local"] < 0.05 < check["effect"]
-
-
 @pytest.mark.parametrize(
     ("args", "named"),
     [
@@ -110,8 +100,6 @@ def test_nocache(capsys) -> None:
         (("salience", "demo", "--task", "kv-shrt"), "did you mean 'kv-short'"),
         (("salience", "demo", "--pcd", "off"), "--pcd is off"),
         (("spectrum", "demo", "--pcd", "window"), "over-rotates nothing"),
-        (("nocache", "demo", "--method", ","), "--method is empty"),
-        (("nocache", "demo", "--length", "64,128"), "--length"),
     ],
 )
 def test_mistakes_are_one_sentence_and_status_2(args, named, capsys) -> None:

@@ -150,11 +150,13 @@ class Scripted:
         row = self.rows["pcd"][len(self.given)]
         return pypcd.PCDLogits(row, row, np.where(row < row.max() - 55, -np.inf, row).astype(np.float32))
 
-    def tokenize(self, text, special=False):
-        return [0]
-
     def finish(self):
         pass
+
+
+@pytest.fixture
+def without_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("research.salience.prompt_tokens", lambda *args, **kwargs: [0])
 
 
 class Letters:
@@ -172,6 +174,7 @@ class Letters:
         return self.texts[token]
 
 
+@pytest.mark.usefixtures("without_tokenizer")
 def test_a_quotation_mark_is_not_yet_the_answer() -> None:
     session = Scripted(
         {
@@ -188,6 +191,7 @@ def test_a_quotation_mark_is_not_yet_the_answer() -> None:
     assert [t for t, _ in mine.competitors] == ["a", "b", '"']  # d is excluded
 
 
+@pytest.mark.usefixtures("without_tokenizer")
 def test_an_excluded_gold_token_keeps_its_place_behind_the_others() -> None:
     session = Scripted({"plain": [[0, 1, 3, 2, 2.5]], "pcd": [[-57.5, 5, 3, -55.5, -55]]})
     [[plain, mine]] = measure(
@@ -196,6 +200,7 @@ def test_an_excluded_gold_token_keeps_its_place_behind_the_others() -> None:
     assert (plain.rank, mine.rank) == (3, 4) and mine.gold_logit is None
 
 
+@pytest.mark.usefixtures("without_tokenizer")
 def test_a_model_that_writes_only_marks_comes_to_an_end() -> None:
     marks = [[9.0, 1, 1, 1, 1]] * 20
     [[plain]] = measure(Scripted({"plain": marks}), [(Prompt(after="q"), ("c",))], {BASELINE: None}, Letters())

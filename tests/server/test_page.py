@@ -267,14 +267,16 @@ def test_what_pcd_did_is_told_in_the_servers_sentence(chat: Chat, script: Script
 
 def test_passages_that_were_read_again_open(chat: Chat, script: Script) -> None:
     texts = ["The key is under the <b>mat</b>.", "It was moved on Friday."]
-    chat.begin().say("x").end(timings=timings(passages=texts))
+    found = [{"text": text, "document": "a.txt", "place": f"line {i}"} for i, text in enumerate(texts, 7)]
+    chat.begin().say("x").end(timings=timings(passages=found))
     answer = chat.finished()
     expect(answer.get_by_text(texts[1])).to_be_hidden()
     answer.get_by_text("2 passages").click()
     for text in texts:
         expect(answer.get_by_text(text, exact=True)).to_be_visible()
+    expect(answer.get_by_text("a.txt, line 8")).to_be_visible()
     reason = "the document has fewer tokens than the passages"
-    chat.begin().say("x").end(timings=timings(passages=[], passages_left_out=reason))
+    chat.begin().say("x").end(timings=timings(passages=[], passages_note=reason))
     expect(chat.finished()).to_contain_text(reason)
 
 

@@ -1,10 +1,15 @@
-"""Documents in requests to llama-server: their text, and that the passages of them are those of `pypcd chat`."""
+"""Documents in requests to llama-server: their text, the passages that are found in them, and that prompts and answers are those of
+pypcd.ask."""
 
 from __future__ import annotations
 
 import base64
 import concurrent.futures
+import io
+import os
 import random
+import signal
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +21,11 @@ from serving import PROMPTS, SMALL, ask, complete, last_timings, ready
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
-from pypcd.cli import _options
-from pypcd.cli._conversation import Conversation
+from pypcd import ask as asking
 from pypcd.document import SPACE, Document
+from pypcd.engine import token_text
 from pypcd.gguf import DEMO_MODEL
+from pypcd.prompt import lay
 from pypcd.server import Server, model_list
 
 pytest_plugins = ["serving"]  # fixtures
@@ -36,7 +42,7 @@ def notes(seed: int, n: int = 12) -> str:
         f"The {rng.choice(['key', 'lamp', 'map'])} k{i} is {rng.choice(['red', 'blue'])}: {rng.randrange(10**4)}."
         for i in range(n)
     ]
-    return "\n".join(lines)
+    return "\n\n".join(lines)
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +97,20 @@ def rejected(server: Server, path: str = CHAT, **body: Any) -> str:
     return str(answer["error"]["message"])
 
 
-def conversation(llm: pypcd.Llama, pcd: Any = False) -> Conversation:
-    llm.reset()
-    llm.pcd = pcd
-    return Conversation(llm, _options.GenerationSettings(max_tokens=TOKENS))
+def in_python(
+    llm: pypcd.Llama, documents: list[Document], question: str, after: asking.Answer | None = None
+) -> asking.Answer:
+    """The answer of pypcd.ask."""
+    one = asking.stream(
+        llm, documents, question, after=after, method="replay:finder=bm25", max_tokens=TOKENS, cache=False
+    )
+    for _ in one:
+        pass
+    return one.answer
+
+
+def told(answer: asking.Answer) -> list[dict[str, Any]]:
+    return [dict(vars(passage)) for passage in answer.passages]
 
 
 def repeated(text: str, passages: list[str], question: str) -> str:
@@ -106,32 +122,33 @@ def repeated(text: str, passages: list[str], question: str) -> str:
 
 
 @pytest.mark.parametrize("pcd", [False, "paper", "unsure"])
-def test_passages_and_answer_are_those_of_pypcd_chat(wide: Server, talking: pypcd.Llama, pcd: Any) -> None:
+def test_passages_and_answer_are_those_of_python(wide: Server, talking: pypcd.Llama, pcd: Any) -> None:
+    talking.pcd = pcd
     for seed, question in enumerate(QUESTIONS):
-        talk = conversation(talking, pcd)
-        talk.attach(Document.of("notes.txt", notes(seed)))
-        wanted = whole("".join(talk.send(question)))
-        answer = chat(wide, with_file(notes(seed), question), pcd=pcd)
-        assert answer["timings"]["passages"] == talk.passages != []
-        assert "passages_left_out" not in answer["timings"]
-        assert answer["usage"]["prompt_tokens"] == talk.figures[-1].prompt_tokens
-        assert said(answer) == wanted
+        text = notes(seed)
+        wanted = in_python(talking, [Document.of("notes.txt", text)], question)
+        answer = chat(wide, with_file(text, question), pcd=pcd)
+        passages = answer["timings"]["passages"]
+        assert passages == told(wanted) != [] and answer["timings"]["passages_note"] == ""
+        assert [text[one["begin"] : one["end"]] for one in passages] == [one["text"] for one in passages]
+        assert {one["document"] for one in passages} == {"notes.txt"} and passages[0]["place"].startswith("line")
+        assert answer["usage"]["prompt_tokens"] == wanted.written.n_prompt
+        assert said(answer) == whole(wanted.text)
+    talking.pcd = False
 
 
 def test_so_are_those_of_a_hybrid_model(tiny: Tiny) -> None:
-    """Its recurrent state cannot go back, so the server begins anew from a checkpoint at the documents' end."""
+    """Its recurrent state cannot go back, so another question begins from a checkpoint near the documents' end."""
     path = str(tiny("lfm2", seed=3, chat_template=TEMPLATE, n_ctx_train=8192))
     talking = pypcd.Llama(path, pcd=False, n_ctx=2048, n_threads=1, n_threads_batch=1, n_gpu_layers=0, **F32)
     lines: list[str] = []
     options = [*SMALL, "--log-verbosity", "5"]
-    with talking, ready(path, parallel=2, options=options, log=lines.append) as server:
+    with talking, ready(path, parallel=1, options=options, log=lines.append) as server:
         for question in QUESTIONS:
-            talk = conversation(talking)
-            talk.attach(Document.of("notes.txt", notes(1, 40)))
-            wanted = whole("".join(talk.send(question)))
+            wanted = in_python(talking, [Document.of("notes.txt", notes(1, 40))], question)
             answer = chat(server, with_file(notes(1, 40), question))
-            assert answer["timings"]["passages"] == talk.passages != []
-            assert said(answer) == wanted
+            assert answer["timings"]["passages"] == told(wanted) != []
+            assert said(answer) == whole(wanted.text)
     log = "\n".join(lines)
     assert "restored context checkpoint" in log and "forcing full prompt re-processing" not in log, (
         "the text is read once"
@@ -139,16 +156,82 @@ def test_so_are_those_of_a_hybrid_model(tiny: Tiny) -> None:
 
 
 def test_so_are_those_of_a_later_question(wide: Server, talking: pypcd.Llama) -> None:
-    talk = conversation(talking)
-    talk.attach(Document.of("notes.txt", notes(5)))
+    """Which looks from the question before it, too."""
+    wanted: asking.Answer | None = None
     messages: list[dict[str, Any]] = []
     for i, question in enumerate(QUESTIONS):
-        wanted = whole("".join(talk.send(question)))
+        documents = [Document.of("notes.txt", notes(5))] if i == 0 else []
+        wanted = in_python(talking, documents, question, wanted)
         messages += with_file(notes(5), question) if i == 0 else [{"role": "user", "content": question}]
         answer = chat(wide, messages)
-        assert (answer["timings"]["passages"], said(answer)) == (talk.passages, wanted)
+        assert (answer["timings"]["passages"], said(answer)) == (told(wanted), whole(wanted.text))
         assert (answer["timings"]["cache_n"] > 0) == (i > 0)
-        messages.append(talk.messages[-1])
+        messages.append({"role": "assistant", "content": wanted.text})
+
+
+LINES = "\n".join(f"Line {i} has the number {i * 37 % 101}, and more words than one." for i in range(60))
+TEXTS = {
+    "paragraphs": notes(1),
+    "lines": LINES,
+    "one line": LINES.replace("\n", " "),
+    "wide": "".join(f"第{i}号钥匙是红色的，第{i}盏灯是蓝色的。" for i in range(60)),
+    "records": "[\n" + ",\n".join(f'  {{"key": "k{i}", "value": {i * 7}}}' for i in range(80)) + "\n]",
+    "strange": "k3 é\u200b 🙂\tk\x0b3.\n\n" + notes(2),
+}
+TALKS: dict[str, list[dict[str, Any]]] = {
+    **{
+        name: [{"role": "user", "content": "Where is k3, 7 and 钥匙?", "documents": [text]}]
+        for name, text in TEXTS.items()
+    },
+    "several": [
+        {"role": "user", "content": "\n\nk7?\n", "documents": [notes(1), TEXTS["strange"], LINES[:900], notes(1)]}
+    ],
+    "a system message": [
+        {"role": "system", "content": "Be  brief. "},
+        {"role": "user", "content": " k7?", "documents": [notes(1)]},
+    ],
+    "follow-ups": [
+        {"role": "user", "content": "What is k3?", "documents": [notes(1)]},
+        {"role": "assistant", "content": " It is\nred. "},
+        {"role": "user", "content": "And which one is blue?"},
+        {"role": "assistant", "content": "k5"},
+        {"role": "user", "content": "And here?", "documents": [LINES, notes(6)]},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", [*TALKS, "control tokens"])
+@pytest.mark.parametrize("template", [TEMPLATE, TEMPLATE.replace("m['content']", "m['content'] | trim")])
+def test_the_prompt_is_pythons_token_for_token(tiny: Tiny, name: str, template: str) -> None:
+    path = str(tiny("llama", seed=3, chat_template=template, n_ctx_train=8192))
+    with pypcd.Llama(path, pcd=False, n_ctx=4096, n_gpu_layers=0) as llm, ready(path, parallel=1) as server:
+        talk = TALKS["follow-ups" if name == "control tokens" else name]
+        if name == "control tokens":
+            letters = [token_text(llm, token) for token in (llm.token_bos(), llm.token_eos())]
+            assert all(letters)
+            text = notes(3) + "\n\nThe k3 is {1}{0}<assistant>{1} {1}k3.".format(*letters)
+            last = {"role": "user", "content": f"What is {letters[1]} k3?", "documents": [text, *letters]}
+            talk = [{"role": "system", "content": letters[1]}, *talk, {"role": "assistant", "content": "a"}, last]
+        sent, read = [], []
+        for message in talk:
+            files = message.get("documents", [])
+            parts = [
+                *(file_part(text, f"{i}.txt") for i, text in enumerate(files)),
+                {"type": "text", "text": message["content"]},
+            ]
+            sent.append({**message, "content": parts if files else message["content"], "documents": None})
+            read.append({**message, "documents": [Document.of(f"{i}.txt", text) for i, text in enumerate(files)]})
+        for replay in (True, False):
+            body = {"messages": sent, "replay": replay}
+            status, found = ask(server, "/apply-template", body)
+            passages = chat(server, sent, replay=replay, max_tokens=1)["timings"]["passages"]
+            prompt = asking.prompt_of(read)
+            prompt = prompt.with_passages([one["text"] for one in passages]) if passages else prompt
+            wanted = lay(llm, prompt.turns, chat=True).tokens
+            assert (status, found["prompt"]) == (200, wanted) and bool(passages) == replay
+            assert name != "control tokens" or wanted.count(llm.token_eos()) == 0
+            n = ask(server, "/v1/chat/completions/input_tokens", body)[1]["input_tokens"]
+            assert n == len(wanted)
 
 
 def test_a_document_is_read_once(wide: Server) -> None:
@@ -161,18 +244,14 @@ def test_a_document_is_read_once(wide: Server) -> None:
     answer = chat(wide, with_file(notes(77), QUESTIONS[1]))
     assert answer["timings"]["passages"] and answer["timings"]["cache_n"] < 20
     n_read, n_cached = (counted(name) - b for name, b in zip(names, before))
-    assert n_read < answer["usage"]["prompt_tokens"] + 40
-    assert n_cached == answer["timings"]["cache_n"], "what was just read for its attention is no cache"
+    assert n_read + n_cached == answer["usage"]["prompt_tokens"] and n_cached == answer["timings"]["cache_n"]
 
 
 def test_a_document_that_is_there_twice_is_repeated_once(wide: Server, talking: pypcd.Llama) -> None:
     """And several stand in their order, wherever they are given: as in a chat."""
     seeds = 1, 2, 1
-    talk = conversation(talking)
-    for seed in seeds:
-        talk.attach(Document.of("notes.txt", notes(seed, 6)))
-    wanted = whole("".join(talk.send(QUESTIONS[0])))
-    parts = [file_part(notes(seed, 6)) for seed in seeds]
+    wanted = in_python(talking, [Document.of(f"{seed}", notes(seed, 6)) for seed in seeds], QUESTIONS[0])
+    parts = [file_part(notes(seed, 6), f"{seed}") for seed in seeds]
     named = [{"name": str(seed), "text": notes(seed, 6)} for seed in seeds]
     question = {"role": "user", "content": [{"type": "text", "text": QUESTIONS[0]}, *parts]}
     for answer in (
@@ -180,22 +259,27 @@ def test_a_document_that_is_there_twice_is_repeated_once(wide: Server, talking: 
         chat(wide, [{"role": "user", "content": QUESTIONS[0]}], documents=named),
     ):
         passages = answer["timings"]["passages"]
-        assert (passages, said(answer)) == (talk.passages, wanted) and len(set(passages)) == len(passages)
+        assert (passages, said(answer)) == (told(wanted), whole(wanted.text))
+        assert len({one["text"] for one in passages}) == len(passages)
 
 
 @pytest.mark.parametrize(
     ("arch", "more"),
-    [("llama", {}), ("llama", {"cache_prompt": False}), *((arch, {}) for arch in ("gemma3", "gpt2", "deepseek2"))],
+    [
+        ("llama", {}),
+        ("llama", {"cache_prompt": False}),
+        *((arch, {}) for arch in ("gemma3", "gpt2", "deepseek2", "mamba")),
+    ],
 )
 def test_the_answer_is_that_to_a_message_with_the_passages(tiny: Tiny, arch: str, more: dict[str, Any]) -> None:
     """Also where sliding-window layers have forgotten the beginning; and where the cache has all of the prompt already."""
     path = tiny(arch, seed=3, chat_template=TEMPLATE)
-    text = " ".join(f"ab{i} cd{i * 7} e." for i in range(40)).replace(". ", ".\n")
+    text = " ".join(f"ab{i} cd{i * 7} e." for i in range(40)).replace(". ", ".\n\n")
     options = [*SMALL, "--batch-size", "64", "--ubatch-size", "64"]
     with ready(path, parallel=2, options=options) as server, ready(path, parallel=2) as other:
-        for question in ("what is ab?", "what is cd?", "what is cd?"):
+        for question in ("what is ab3?", "what is cd14?", "what is cd14?"):
             answer = chat(server, with_file(text, question), **more)
-            passages = answer["timings"]["passages"]
+            passages = [one["text"] for one in answer["timings"]["passages"]]
             assert passages and all(passage in text for passage in passages)
             plain = chat(other, [{"role": "user", "content": repeated(text, passages, question)}], cache_prompt=False)
             assert plain["usage"]["prompt_tokens"] == answer["usage"]["prompt_tokens"]
@@ -220,55 +304,84 @@ def test_without_replay_it_is_the_documents_text_and_the_question(wide: Server) 
     answer = chat(wide, with_file(notes(1), QUESTIONS[0]), replay=False)
     plain = chat(wide, [{"role": "user", "content": f"{notes(1)}\n\n{QUESTIONS[0]}"}])
     assert said(answer) == said(plain) and answer["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
-    assert answer["timings"]["passages"] == [] and "passages_left_out" not in answer["timings"]
+    assert answer["timings"]["passages"] == [] and answer["timings"]["passages_note"] == ""
     assert chat(wide, with_file(notes(1), "\n"))["timings"]["passages"] == [], "nothing is asked"
-    whole_of_it = chat(wide, with_file(notes(4, 2), QUESTIONS[0]))["timings"]
-    assert whole_of_it["passages"] == [] and "passages_left_out" not in whole_of_it, "all would be repeated"
 
 
-def test_a_stream_says_the_same(wide: Server) -> None:
-    body = {"messages": with_file(notes(2), QUESTIONS[0]), "max_tokens": TOKENS}
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_stream_says_the_same_and_each_of_several_answers(wide: Server, n: int) -> None:
+    body = {"messages": with_file(notes(2), QUESTIONS[0]), "max_tokens": TOKENS, "n": n}
     wanted = chat(wide, **body)["timings"]["passages"]
     status, text = ask(wide, CHAT, {**body, "stream": True, "return_progress": True})
     assert status == 200 and last_timings(text)["passages"] == wanted != []
 
 
-def test_why_nothing_is_repeated(tiny: Tiny) -> None:
-    with ready(parallel=2) as server:
-        several = chat(server, with_file(notes(1), QUESTIONS[0]), n=2)
-        assert "several answers" in several["timings"]["passages_left_out"] and several["timings"]["passages"] == []
-        spoken = [*with_file(notes(1), QUESTIONS[0]), {"role": "assistant", "content": "It is"}]
-        assert "not the user's" in chat(server, spoken)["timings"]["passages_left_out"]
-    text = "\n\n".join(f"ab{i} cd{i}" for i in range(20))
-    with ready(tiny("mamba", chat_template=TEMPLATE), parallel=2) as server:
-        left_out = chat(server, with_file(text, "what?"))["timings"]["passages_left_out"]
-        assert "this model has no attention weights" in left_out
-    options = [*SMALL, "--ctx-checkpoints", "0"]
-    with ready(tiny("lfm2", chat_template=TEMPLATE), parallel=2, options=options) as server:
-        assert "cannot go back" in chat(server, with_file(text, "what?"))["timings"]["passages_left_out"]
-    quantized = [*SMALL, "--flash-attn", "on", "--cache-type-v", "q8_0"]
-    with ready("demo", parallel=2, options=quantized) as server:
-        left_out = chat(server, with_file(notes(1), "what?"))["timings"]["passages_left_out"]
-        assert "flash attention" in left_out
+def test_why_nothing_is_repeated(wide: Server) -> None:
+    def note(server: Server, messages: Any, **fields: Any) -> str:
+        timings = chat(server, messages, **fields)["timings"]
+        assert timings["passages"] == []
+        return str(timings["passages_note"])
+
+    spoken = [*with_file(notes(1), QUESTIONS[0]), {"role": "assistant", "content": "It is"}]
+    assert "not the user's" in note(wide, spoken)
+    assert "no more than these passages" in note(wide, with_file(notes(4, 2), "k0, k1?"))
+    assert "no passage has a word of the question" in note(wide, with_file(notes(1), "Zebra?"))
     narrow = [*SMALL, "--ctx-size", "512"]
     with ready("demo", parallel=1, options=narrow) as server:
         n = 8
         while len(ask(server, "/tokenize", {"content": notes(1, n)})[1]["tokens"]) < 460:
             n += 1
-        answer, plain = (chat(server, with_file(notes(1, n), "what?"), max_tokens=1, replay=on) for on in (True, False))
-        assert "no room" in answer["timings"]["passages_left_out"]
+        answer, plain = (chat(server, with_file(notes(1, n), "k3?"), max_tokens=1, replay=on) for on in (True, False))
+        assert "no room" in answer["timings"]["passages_note"]
         assert answer["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
 
 
-def test_idle_slots_make_room(model: str, talking: pypcd.Llama) -> None:
-    """Whose caches would fill the memory: 512 cells in all, which one request may take."""
-    with ready(model, parallel=2, options=[*SMALL, "--ctx-size", "512", "--kv-unified-per-slot", "512"]) as server:
-        complete(server, " ".join(PROMPTS) * 2, id_slot=1, n_predict=4)
-        talk = conversation(talking)
-        talk.attach(Document.of("a", notes(1, 7)))
-        list(talk.send("what is k3?"))
-        answer = chat(server, with_file(notes(1, 7), "what is k3?"), id_slot=0)
-        assert answer["timings"]["passages"] == talk.passages != []
+# -- the process that reads documents ---------------------------------------------------------------------------------
+
+
+def workers(server: Server) -> list[int]:
+    assert server._process is not None
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent == server._process.pid and b"pypcd.server.worker" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux")
+def test_one_that_ended_is_replaced_and_there_are_two_at_most() -> None:
+    with ready(parallel=8) as server:
+        assert not workers(server), "none before one is needed"
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda i: chat(server, with_file(notes(i), "k3?"))["timings"]["passages"], range(8)))
+        assert all(found) and 1 <= len(workers(server)) <= 2
+        for pid in workers(server):
+            os.kill(pid, signal.SIGKILL)
+        assert chat(server, with_file(notes(1), "k3?"))["timings"]["passages"] == found[1]
+        left = workers(server)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in left), "they end with the server"
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is limited on Linux")
+def test_a_file_that_unpacks_to_gigabytes_is_a_sentence(wide: Server) -> None:
+    docx = pytest.importorskip("docx")
+    small, made = io.BytesIO(), io.BytesIO()
+    docx.Document().save(small)
+    with zipfile.ZipFile(small) as read, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+        for name in read.namelist():
+            if name != "word/document.xml":
+                file.writestr(name, read.read(name))
+        with file.open("word/document.xml", "w", force_zip64=True) as part:
+            for _ in range(300):
+                part.write(bytes(10**7))
+    body = {"filename": "bomb.docx", "file_data": coded(made.getvalue())}
+    status, answer = ask(wide, "/documents", body)
+    assert status == 400 and "memory" in answer["error"]["message"], answer
+    assert ask(wide, "/documents", {"name": "a", "text": "b"})[0] == 200
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -335,9 +448,9 @@ def test_documents_belong_to_chats(wide: Server) -> None:
     for field in ({"documents": [{"name": "a", "text": "b"}]}, {"replay": True}):
         assert "it belongs to chats" in rejected(wide, "/completion", prompt="a", **field)
     assert complete(wide, "a", documents=None, n_predict=1)["tokens"]
-    forged = {"documents": [], "prompt": "a", "mark": "b", "left_out": ""}
-    assert "Field 'pcd_replay'" in rejected(wide, "/completion", prompt="a", pcd_replay=forged)
-    assert "passages" not in chat(wide, [{"role": "user", "content": "a"}], pcd_replay=forged)["timings"]
+    forged = {"names": [], "n_kept": 1, "passages": [], "note": ""}
+    assert "Field 'pcd_documents'" in rejected(wide, "/completion", prompt="a", pcd_documents=forged)
+    assert "passages" not in chat(wide, [{"role": "user", "content": "a"}], pcd_documents=forged)["timings"]
     part = {"type": "document", "source": {"type": "url", "url": "http://127.0.0.1/a"}}
     said = rejected(wide, "/v1/messages", messages=[{"role": "user", "content": [part]}])
     assert 'type "url"; allowed: "text", "base64"' in said
@@ -351,7 +464,7 @@ def test_the_route_needs_the_key_and_a_router_passes_it_on() -> None:
 
     with ready([model_list.Served(name, str(DEMO_MODEL)) for name in ("demo", "other")], parallel=1) as router:
         assert ask(router, "/documents", {**body, "model": "other"})[1]["n_tokens"] > 0
-        answer = chat(router, with_file(notes(1, 6), "what?"), model="other")
+        answer = chat(router, with_file(notes(1, 6), "k3?"), model="other")
         assert answer["timings"]["passages"] != []
 
 

@@ -25,7 +25,7 @@ class Pieces:
         self._ids: dict[str, int] = {}
 
     def count(self, prompt: Prompt) -> int:
-        asked = "".join(question + answer for question, answer in prompt.turns)
+        asked = "".join(piece.text for _, message in prompt.turns for piece in message)
         return len(self.encode(asked + prompt.answer_prefix)) + self.template
 
     def encode(self, text: str) -> list[int]:

@@ -22,7 +22,7 @@ from pypcd.evaluation.tasks.metrics import any_match
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
 from pypcd.prompt import Prompt
 
-__all__ = ["KV_RECORDS", "KVRecords", "XQuAD"]
+__all__ = ["KV_RECORDS", "KVRecords", "XQuAD", "articles", "reworded"]
 
 T = TypeVar("T")
 Pairs = list[tuple[str, str]]
@@ -123,6 +123,20 @@ class KVRecords(KV):
             yield self.question(i, pairs, i * size // n)
 
 
+def articles(half: str) -> list[list[dict[str, Any]]]:
+    """The paragraphs of each of XQuAD's articles of the "first" or "second" half, as SQuAD's format has them: "context" and "qas"."""
+    chosen = _halves("xquad")[half]
+    made = {article["title"]: article["paragraphs"] for article in json.loads(_content("xquad.en.json"))["data"]}
+    return [made[title] for title in chosen]
+
+
+def reworded() -> dict[str, str]:
+    """Questions of XQuAD in other words, by their ids: none of their words, but for function words, stands in the paragraph with the
+    answer."""
+    rows = json.loads((PUBLIC / "reworded.json").read_text(encoding="utf-8"))
+    return {row["id"]: row["question"] for row in rows}
+
+
 @functools.cache
 def _records() -> Sequence[Pairs]:
     lines = map(json.loads, _content("kv140.jsonl").splitlines())
@@ -132,9 +146,14 @@ def _records() -> Sequence[Pairs]:
 
 def _interleaved(name: str, parts: dict[Any, Any], made: Callable[[list[Any]], list[T]]) -> list[T]:
     """What is made of the parts of either half, in turn."""
-    halves = json.loads((PUBLIC / "halves.json").read_text(encoding="utf-8"))[name]
+    halves = _halves(name)
     first, second = (made([parts[part] for part in halves[half]]) for half in ("first", "second"))
     return [one for pair in zip(first, second) for one in pair]
+
+
+def _halves(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((PUBLIC / "halves.json").read_text(encoding="utf-8"))[name]
+    return found
 
 
 def _content(file: str) -> str:

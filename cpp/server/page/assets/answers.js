@@ -28,18 +28,13 @@ const textOfFile = ({name, text, isRead}) => isRead ? text : `${name}:\n\n${text
 
 /** With files that the server has read as files: then it can put passages of them before the question once more. */
 const partsOf = ({text, files}, sees) => [
-  ...files.filter(file => file.isRead).map(file => ({type: "file", file: {filename: file.name, file_data: dataOf(file.text)}})),
+  ...files.filter(file => file.isRead).map(({name, text, pages}) => ({type: "file", file: {filename: name, text, pages}})),
   ...images.partsOf(contentOf({text, files: files.filter(file => !file.isRead)}, sees)).filter(part => part.text !== ""),
 ];
 
 const hasRead = path => path.some(({files = []}) => files.some(file => file.isRead));
 
-function dataOf(text) {
-  const bytes = new TextEncoder().encode(text);
-  let letters = "";
-  for (let i = 0; i < bytes.length; i += 32768) letters += String.fromCharCode(...bytes.subarray(i, i + 32768));
-  return "data:text/plain;base64," + btoa(letters);
-}
+const withFiles = (said, sees) => hasRead([said]) ? partsOf(said, sees) : contentOf(said, sees);
 
 /** How many tokens the server has to read for an answer, without those of pictures. */
 export const promptSize = async (path, {model, system}, sees) =>
@@ -56,12 +51,16 @@ function continued(answer) {
 
 const textOf = tokens => tokens.map(token => token.text).join("");
 
-/** The tokens that stay, as they were; as text where some of a character are not known, or of a chat, which may hold some back. */
+/**
+ * The tokens that stay, as they were; as text where some of a character are not known, or of a chat, which may hold some back. prompt: a
+ * text, or tokens if there are documents in it.
+ */
 function continuedPrompt(prompt, kept, isChat) {
   if (!kept.length) return prompt;
   const known = kept.findLastIndex(token => token.n > 1 || (isChat && !token.chosen)) + 1;
-  const start = prompt + textOf(kept.slice(0, known));
-  return known === kept.length ? start : [start, ...kept.slice(known).map(token => token.id)];
+  const text = textOf(kept.slice(0, known));
+  const start = typeof prompt === "string" ? [prompt + text] : text ? [...prompt, text] : prompt;
+  return known === kept.length && typeof prompt === "string" ? start[0] : [...start, ...kept.slice(known).map(token => token.id)];
 }
 
 /**
@@ -69,8 +68,7 @@ function continuedPrompt(prompt, kept, isChat) {
  *
  * message: of an assistant, with model, system, sampling (fields of the request), seed and pcd (its field: false or an object).
  * path: the talk before it. options: {n_predict, signal}.
- * before: the answer that this one goes on with; kept: its tokens that stay. options.sees: whether the model sees pictures;
- * options.replay: how the server writes passages before a question.
+ * before: the answer that this one goes on with; kept: its tokens that stay. options.sees: whether the model sees pictures.
  */
 export async function write(message, path, options, changed, before = null, kept = []) {
   message.tokens = [...kept];
@@ -94,11 +92,7 @@ export async function write(message, path, options, changed, before = null, kept
 }
 
 async function completionOf(message, path, options, asked, before, kept) {
-  const last = path.at(-1);
-  const passages = before?.stats?.passages ?? []; // which the answer had, and what it goes on with
-  const again = passages.length ? options.replay.replace("{passages}", () => passages.join("\n\n")) : "";
-  const talk = again ? [...path.slice(0, -1), {...last, text: again + last.text}] : path;
-  const messages = messagesOf(talk, message.system, options.sees);
+  const messages = messagesOf(path, message.system, options.sees, withFiles);
   const prompt = await api.template(message.model, messages);
   const seen = images.imagesOf(messages);
   if (/<think>\s*$/.test(prompt)) message.thinks = true;
@@ -108,7 +102,7 @@ async function completionOf(message, path, options, asked, before, kept) {
 
 /** Each answer of a chat says what it thinks in its text. */
 const chatOf = (message, path, options, asked) => api.chat({
-  ...asked, messages: messagesOf(path, message.system, options.sees, (said, sees) => hasRead([said]) ? partsOf(said, sees) : contentOf(said, sees)),
+  ...asked, messages: messagesOf(path, message.system, options.sees, withFiles),
   pcd: message.pcd, max_tokens: options.n_predict, logprobs: true, top_logprobs: N_OPTIONS, reasoning_format: "none",
 }, options.signal);
 
@@ -127,7 +121,7 @@ function take(message, part) {
       read: timings.prompt_n, cached: timings.cache_n, written: timings.predicted_n,
       readPerSecond: timings.prompt_per_second ?? 0, perSecond: timings.predicted_per_second ?? 0,
       twins: timings.pcd_twins ?? 0, contrasted: timings.pcd_contrasted ?? 0,
-      did: timings.pcd_answer, passages: timings.passages, leftOut: timings.passages_left_out,
+      did: timings.pcd_answer, passages: timings.passages, note: timings.passages_note,
     };
     // the first token may have had a twin before it was seen to be sure: only more than that is for an answer that is contrasted
     message.decided ||= message.stats.contrasted > 0 || message.stats.twins > 1;

@@ -2,7 +2,7 @@
 // beside the old one; nothing is lost. Knows nothing of the server or the screen.
 //
 // A message: {id, parent, role: "user" | "assistant", text, made} and
-//   of a user:      files: [{name, text, count, isRead (by the server)}]
+//   of a user:      files: [{name, text, count, isRead (by the server), pages (where they begin)}]
 //   of an assistant: model, system, sampling (fields of the request), tokens (see tokens.js), setting (its name), pcd (the request's field), decided, seed, stats, pair (the same
 //                   of two answers that are compared), ended ("stop", "limit", "full", "stopped", "lost"; undefined: it is being written)
 
@@ -199,9 +199,11 @@ const optionOf = record({
   id: number, text: string, bytes: optional(listOf(number)), model: orNull(number), local: orNull(number), pcd: orNull(number),
 });
 const tokenOf = record({id: number, text: string, n: number, strength: orNull(number), options: listOf(optionOf), chosen: optional(Boolean)});
+const passage = record({text: string, document: string, place: string});
+const passageOf = value => typeof value === "string" ? {text: value, document: "", place: ""} : passage(value); // texts alone were kept once
 const messageOf = record({
   id: string, parent: orNull(string), role: oneOf("user", "assistant"), text: string, made: number,
-  files: optional(listOf(record({name: string, text: string, count: orNull(number), isRead: optional(Boolean), image: optional(image)}))),
+  files: optional(listOf(record({name: string, text: string, count: orNull(number), isRead: optional(Boolean), pages: optional(listOf(number)), image: optional(image)}))),
   tokens: optional(listOf(tokenOf)),
   model: optional(string), system: optional(string), sampling: optional(samplingOf),
   setting: optional(string), pcd: optional(pcdOf), decided: optional(Boolean), thinks: optional(Boolean), seed: optional(number),
@@ -209,7 +211,7 @@ const messageOf = record({
   pair: optional(string),
   stats: optional(record({
     read: number, cached: number, written: number, perSecond: number, readPerSecond: number,
-    twins: number, contrasted: number, did: optional(string), passages: optional(listOf(string)), leftOut: optional(string),
+    twins: number, contrasted: number, did: optional(string), passages: optional(listOf(passageOf)), note: optional(string),
   })),
 });
 

@@ -5,13 +5,13 @@ import {imageOf, isImage} from "./images.js";
 
 const LARGEST = 20_000_000; // bytes of a file
 
-/** {name, text}, and if the server has read it, isRead and count, its tokens. */
+/** {name, text}, and if the server has read it, isRead, pages and count, its tokens. */
 export async function read(file, model) {
   if (file.size > LARGEST) throw new Error(`${file.name} has ${file.size} bytes; at most ${LARGEST} can be read here.`);
   if (isImage(file)) return imageOf(file);
   try {
-    const {text, n_tokens} = await api.document(model, file.name, await dataOf(file));
-    return {name: file.name, text, count: n_tokens, isRead: true};
+    const {text, pages, n_tokens} = await api.document(model, file.name, await dataOf(file));
+    return {name: file.name, text, pages, count: n_tokens, isRead: true};
   } catch (error) {
     if (error.status !== 404) throw error;
     const text = await file.text();

@@ -206,7 +206,7 @@ async function answer(conversation, fields, {before = null, kept = [], after = n
     await after;
     delete message.waits;
     const path = conversation.path(message.parent);
-    await answers.write(message, path, {n_predict, signal: controller.signal, sees: images.sees(state.props), replay: state.props?.pcd?.replay}, changed, before, kept);
+    await answers.write(message, path, {n_predict, signal: controller.signal, sees: images.sees(state.props)}, changed, before, kept);
   } finally {
     settings.save(state.settings); // its speed
     if (message.tokens.length === kept.length && message.ended !== "stop") conversation.remove(message);
@@ -274,7 +274,7 @@ async function send(conversation, compare) {
   if (!draft.text.trim() && !draft.files.length) return;
   await ready();
   images.check(draft.files, state.props);
-  const sent = draft.files.map(({name, text, image, count, isRead}) => ({name, text, image, count: count ?? null, isRead}));
+  const sent = draft.files.map(({name, text, pages, image, count, isRead}) => ({name, text, pages, image, count: count ?? null, isRead}));
   const question = {role: "user", text: draft.text.trim(), files: sent};
   await checkRoom([...conversation.path(), question]);
   if (conversation.pair()) conversation.choose(conversation.messages.get(conversation.at));

@@ -111,7 +111,7 @@ function answer(message, state, act, title = "") {
         ? html`<button @click=${() => act.goOn(message, message.tokens.length)}>Continue</button>` : nothing}
     </div>
     <p class="quiet">${told(message, writing, Boolean(title))}</p>
-    ${passages(message, state)}
+    ${passages(message)}
   </article>`;
 }
 
@@ -146,14 +146,13 @@ function did({stats, pcd, setting, decided, tokens}) {
   return !pcd ? "PCD off" : decided ? `PCD (${setting}) changed ${tokens.filter(replaced).length} of ${stats.written} tokens` : `PCD (${setting}) found nothing to do`;
 }
 
-/** Passages of the files that stood before the question once more. */
-function passages(message, state) {
-  const {passages = [], leftOut} = message.stats ?? {};
-  const names = state.conversation.path(message.parent).flatMap(({files = []}) => files.map(file => file.name));
-  if (!passages.length) return leftOut ? html`<p class="quiet">No passage was read again: ${leftOut}.</p>` : nothing;
-  return html`<details class="passages"><summary>${passages.length === 1 ? "1 passage" : `${passages.length} passages`}
-    ${names.length === 1 ? `of ${names[0]}` : names.length ? "of the files" : ""} ${passages.length === 1 ? "was" : "were"} read again</summary>
-    ${passages.map(text => html`<blockquote class="file" tabindex="0">${text}</blockquote>`)}</details>`;
+/** Passages of the files that stood before the question once more, each with where it stands. */
+function passages({stats}) {
+  const {passages = [], note} = stats ?? {};
+  if (!passages.length) return note ? html`<p class="quiet">No passage was read again: ${note}.</p>` : nothing;
+  return html`<details class="passages"><summary>${passages.length === 1 ? "1 passage was" : `${passages.length} passages were`} read again</summary>
+    ${passages.map(({text, document, place}) => html`<figure>${document ? html`<figcaption>${document}, ${place}</figcaption>` : nothing}
+      <blockquote class="file" tabindex="0">${text}</blockquote></figure>`)}</details>`;
 }
 
 // -- an answer as text, with what PCD changed marked, or as tokens ----------------------------------------------------

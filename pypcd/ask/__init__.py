@@ -1,0 +1,205 @@
+"""Questions about documents: read, find the passages, answer, and say where they stand.
+
+    answer = llm.ask("report.pdf", "Who signed it?")
+    answer.text
+    answer.passages[0].document, answer.passages[0].place      # "report.pdf", "page 3"
+    llm.ask(question="And when?", after=answer)
+
+The terminal's `answer`, `compare` and `chat` ask here too, so that the same question is the same prompt everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from pypcd import engine
+from pypcd.ask.messages import Message, Source, documents_in, prompt_of, sources_of
+from pypcd.decode import Answer as Written
+from pypcd.decode import Method, Session, parse
+from pypcd.decode.method import Writing
+from pypcd.decode.prompt_cache import PromptCache
+from pypcd.decode.rows import PCD, Plain
+from pypcd.document import Document, read_document
+from pypcd.errors import InputError, PCDError
+from pypcd.prompt import has_template
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pypcd.llama import Llama
+
+__all__ = [
+    "Answer",
+    "Asking",
+    "Message",
+    "Source",
+    "ask",
+    "documents_in",
+    "method_of",
+    "prompt_of",
+    "sources_of",
+    "stoppable",
+    "stream",
+]
+
+Documents = str | os.PathLike[str] | Document | Sequence[str | os.PathLike[str] | Document]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """
+    Attributes:
+        text: the answer.
+        passages: that were repeated before the question, and where they stand; empty if none were.
+        note: what was done in another way than asked for, or why nothing was repeated; empty: all is as asked.
+        plain: the answer without the method, if it was asked for.
+        messages: the conversation up to this answer.
+        written: figures: tokens, seconds, what PCD did.
+    """
+
+    text: str
+    passages: tuple[Source, ...]
+    note: str
+    plain: str | None
+    messages: tuple[Message, ...]
+    written: Written
+
+
+class Asking:
+    """An answer while it is written: iterate over the pieces of its text.
+
+    Attributes:
+        answer: what has come so far.
+    """
+
+    def __init__(self, messages: Sequence[Message], writing: Writing) -> None:
+        self._messages, self._writing = messages, writing
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._writing)
+
+    def close(self) -> None:
+        """End it here."""
+        self._writing.close()
+
+    @property
+    def answer(self) -> Answer:
+        written = self._writing.answer
+        messages = (*self._messages, {"role": "assistant", "content": written.text})
+        passages, note = sources_of(written.found, self._messages)
+        return Answer(written.text, passages, note, None, messages, written)
+
+
+def stoppable(llm: Llama, writing: Asking | Writing, stopped: Callable[[], bool]) -> Iterator[str]:
+    """The pieces of an answer until `stopped` says so, also in the middle of reading (on the CPU; llama.cpp's GPU backends finish their
+    batch). A batch that was not finished is forgotten."""
+    engine.set_abort(llm, stopped)
+    try:
+        for piece in writing:
+            engine.set_abort(llm, None)  # a token is soon done, and the callback would slow it down
+            yield piece
+            if stopped():
+                return
+    except PCDError:
+        if not stopped():
+            raise
+    finally:
+        engine.set_abort(llm, None)
+        writing.close()
+
+
+class Asked(TypedDict, total=False):
+    """The arguments of ask() besides the question."""
+
+    plain: bool
+    text: str | None
+    after: Answer | None
+    method: str | Method
+    system: str
+    max_tokens: int
+    stop: str | Sequence[str]
+    chat: bool | None
+    cache: bool
+
+
+def ask(llm: Llama, documents: Documents = (), question: str = "", **how: Unpack[Asked]) -> Answer:
+    """Answer a question about documents. The other arguments and the errors are stream()'s.
+
+    Args:
+        plain: also answer without the method, for comparison.
+    """
+    given: Any = how
+    is_compared = given.pop("plain", False)
+    answers = []
+    for method in (given.pop("method", "replay"), "plain")[: 1 + is_compared]:
+        asking = stream(llm, documents, question, method=method, **given)
+        for _ in asking:
+            pass
+        answers.append(asking.answer)
+    return dataclasses.replace(answers[0], plain=answers[1].text) if is_compared else answers[0]
+
+
+def stream(
+    llm: Llama,
+    documents: Documents = (),
+    question: str = "",
+    *,
+    text: str | None = None,
+    after: Answer | None = None,
+    method: str | Method = "replay",
+    system: str = "",
+    max_tokens: int = 256,
+    stop: str | Sequence[str] = (),
+    chat: bool | None = None,
+    cache: bool = True,
+) -> Asking:
+    """Answer a question about documents, piece by piece.
+
+    Args:
+        documents: a file (text, PDF or DOCX), a Document, or several of these.
+        text: the text itself, in place of documents.
+        after: an answer that the question goes on from; its documents need not be given again.
+        method: "replay", "plain", "recite", or any name that pypcd.decode.parse() reads. If PCD is on (llm.pcd), it contrasts.
+        system: the system message, in front of the first question.
+        max_tokens: the longest answer; 0: until the context is full.
+        stop: texts that end it.
+        chat: whether the model's chat template is used; None: if it has one.
+        cache: whether what was read is kept on disk, and read back from there.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a document is no text, PDF or DOCX, or is damaged or empty; the question is empty; a value is out of range; or
+            documents and question do not fit in the context.
+        PCDError: the model has no chat template, but it is asked for; or llama_decode failed.
+        UnsupportedError: this model cannot run the method.
+    """
+    if not question.strip():
+        raise InputError("the question is empty")
+    many = [documents] if isinstance(documents, (str, os.PathLike, Document)) else list(documents)
+    if text is not None and many:
+        raise InputError("documents and text are both given; allowed: one of them")
+    if system and after:
+        raise InputError(
+            "system and after are both given; allowed: one of them, since after has its own system message"
+        )
+    read = [one if isinstance(one, Document) else read_document(one) for one in many]
+    read += [] if text is None else [Document.of("text", text)]
+    before = [{"role": "system", "content": system}] if system else []
+    messages = [*before, *(after.messages if after else ()), {"role": "user", "content": question, "documents": read}]
+    names = [document.name for document in documents_in(messages)]
+    session = Session(llm, cache=PromptCache() if cache else None, names=names)
+    prompt = prompt_of(messages)
+    chat = has_template(llm) if chat is None else chat
+    how: Any = {"max_tokens": max_tokens, "stop": stop, "chat": chat}
+    return Asking(messages, method_of(method, llm).stream(session, prompt, **how))
+
+
+def method_of(method: str | Method, llm: Llama) -> Method:
+    """A method by its name, with the model's PCD setting if it has none of its own."""
+    made = parse({"plain": "greedy"}.get(method, method)) if isinstance(method, str) else method
+    if isinstance(made.rows, Plain) and llm.pcd is not None:
+        return dataclasses.replace(made, rows=PCD(llm.pcd))
+    return made

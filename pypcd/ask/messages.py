@@ -1,0 +1,95 @@
+"""A conversation about documents as a prompt, and where its passages stand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pypcd.document import SPACE, Document
+from pypcd.find import Found
+from pypcd.prompt import Messages, Piece, Prompt
+
+__all__ = ["Message", "Source", "documents_in", "prompt_of", "sources_of"]
+
+# {"role": ..., "content": ...}; one of the user's may have "documents", a list of Document, which the model gets in front of the content
+Message = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A passage that was repeated before a question.
+
+    Attributes:
+        text: the passage.
+        document: the name of the document.
+        place: where it stands there, for people: "page 3", "lines 12-14".
+        begin, end: its offsets in the document's text.
+        score: how well it fits the question, in its finder's own units.
+        finder: what found it.
+    """
+
+    text: str
+    document: str
+    place: str
+    begin: int
+    end: int
+    score: float
+    finder: str
+
+
+def documents_in(messages: Iterable[Message]) -> list[Document]:
+    return [document for message in messages for document in message.get("documents", ())]
+
+
+def prompt_of(messages: Sequence[Message]) -> Prompt | Messages:
+    """The prompt for the answer to the last message: each message is its documents, and behind them what it says."""
+    *others, last = messages
+    if not others:
+        return Prompt(segments=tuple(_texts(last)), after=_asked(last))
+    return Messages(
+        tuple(
+            (
+                message["role"],
+                (*(Piece(text, "segment") for text in _texts(message)), Piece(_asked(message), _kind(message))),
+            )
+            for message in messages
+        )
+    )
+
+
+def _kind(message: Message) -> str:
+    return "question" if message["role"] == "user" else ""
+
+
+def _asked(message: Message) -> str:
+    content = message["content"] if message["content"].strip() else ""
+    return SPACE + content if content and message.get("documents") else content
+
+
+def _texts(message: Message) -> list[str]:
+    """The pieces of a message's documents, which joined are these with a space between them."""
+    found: list[str] = []
+    for document in message.get("documents", ()):
+        if found:
+            found[-1] += SPACE
+        found += document.segments
+    return found
+
+
+def sources_of(found: Found, messages: Sequence[Message]) -> tuple[tuple[Source, ...], str]:
+    """The passages with their places in the documents of a conversation; and the note that came with them."""
+    places = []
+    for document in documents_in(messages):
+        at = 0
+        for segment in document.segments:
+            places.append((document, at, at + len(segment)))
+            at += len(segment)
+    sources = []
+    for passage in found.passages:
+        document, begin, end = places[passage.index]
+        begin += len(document.text[begin:end]) - len(document.text[begin:end].lstrip())
+        end = begin + len(document.text[begin:end].rstrip())
+        place = document.place(begin, end)
+        sources.append(Source(passage.text, document.name, place, begin, end, passage.score, passage.finder))
+    return tuple(sources), found.note

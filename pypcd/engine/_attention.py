@@ -1,0 +1,311 @@
+"""How much attention tokens pay to each position before them, for chosen heads, beside any kind of attention.
+
+Flash attention leaves no weights to read. But its operation has its sources: the queries, the cached keys and the mask. So the
+scheduler's callback (llama_context_params.cb_eval), which sees each operation, computes softmax(scale q K + mask) from them for the heads
+that are asked for; without flash attention the weights themselves are there. A column of the mask is a cell of the KV cache. Which position
+a cell holds is what the head of the sequence's state says.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from pypcd.engine import _bindings, _log
+from pypcd.engine._calls import call, context, stock
+from pypcd.engine._context import decode
+from pypcd.engine._tap import Tensor, ggml_base
+from pypcd.errors import UnsupportedError
+
+__all__ = ["attention", "eval_callback"]
+
+Floats = npt.NDArray[np.float32]
+
+_CELLS = 4096  # that are read at once: 8 MiB of keys in a model with 1,024 numbers a cell
+_TYPES = {0: np.float32, 1: np.float16}  # ggml's numbers of types; others are converted by ggml
+_LAYOUTS = [
+    (header, stride) for header in (4, 3, 2, 1) for stride in (3, 6, 5, 2)
+]  # of a state's head, in 32-bit words
+
+
+def attention(
+    llm: llama_cpp.Llama,
+    past: Sequence[int],
+    tokens: Sequence[int],
+    weights: Sequence[float],
+    heads: Mapping[int, Sequence[int]] | None = None,
+) -> dict[int, Floats]:
+    """Evaluate tokens behind others, and read how much attention they pay to each position.
+
+    Args:
+        past: what sequence 0 holds, and no more.
+        tokens: they are evaluated as far as it takes. The sequence has to be rewound to `past` before anything else.
+        weights: of each token; 0 leaves it out.
+        heads: by layer, both counted from 0; layers without attention are not counted. None: all heads of all layers that see all
+            positions.
+
+    Returns:
+        layer -> float32[n_heads, len(past) + len(tokens)], the sum over the tokens of their weight times what they pay.
+
+    Raises:
+        UnsupportedError: the attention of a layer that is asked for, or of all layers, cannot be read.
+        PCDError: llama_decode failed, or has no room.
+    """
+    n_past, size = len(past), min(llm.n_batch, int(llama_cpp.llama_n_ubatch(context(llm))))
+    found: dict[int, Floats] = {}
+    for i in range(0, len(tokens), size):
+        part = tokens[i : i + size]
+        reader = _Reader(np.asarray(weights[i : i + size], np.float32), heads)
+        with _watched(llm, reader):
+            if not decode(llm, [(token, n_past + i + j, 0, False) for j, token in enumerate(part)]):
+                raise UnsupportedError("the context has no room for the question, whose attention would be read")
+        n = n_past + i + len(part)
+        for il, sums in reader.by_position(llm, n).items():
+            total = found.setdefault(il, np.zeros((len(sums), n_past + len(tokens)), np.float32))
+            total[:, :n] += sums
+    if not found or (heads is not None and set(heads) - set(found)):
+        raise UnsupportedError("the attention of this model cannot be read in this context")
+    return found
+
+
+class _Reader:
+    """What the callback does with the operations of one evaluation."""
+
+    def __init__(self, weights: Floats, heads: Mapping[int, Sequence[int]] | None) -> None:
+        self.weights, self.heads = weights, heads
+        self.last = math.inf if heads is None else max(heads)
+        self.n_seen = 0  # layers with attention
+        self.names = set[
+            bytes
+        ]()  # of their operations, which PCD's own keys have too (PCDConfig.cache="separate"), afterwards
+        self.found: dict[
+            int, tuple[Floats, int, npt.NDArray[np.intp]]
+        ] = {}  # sums, the mask's address, the cells that are seen
+        self.failed: BaseException | None = None
+
+    def __call__(self, tensor: int, is_asking: bool, _: Any) -> bool:
+        try:
+            node = Tensor.from_address(tensor)
+            is_flash = node.op == _op(b"FLASH_ATTN_EXT")
+            if not is_flash and not (node.op == _op(b"SOFT_MAX") and node.src[1]):  # a softmax of experts has no mask
+                return not is_asking
+            if is_asking:
+                name = ggml_base().ggml_get_name(tensor)
+                if name in self.names:
+                    return False
+                self.names.add(name)
+                self.n_seen += 1
+                return self.heads is None or self.n_seen - 1 in self.heads
+            if self.failed is None:
+                self._read(self.n_seen - 1, node, tensor, is_flash)
+            return self.n_seen <= self.last  # no layer behind the last one is needed
+        except BaseException as error:  # noqa: BLE001  it cannot pass through the library
+            self.failed = self.failed or error
+        return True
+
+    def _read(self, il: int, node: Tensor, tensor: int, is_flash: bool) -> None:
+        address, n = node.src[3 if is_flash else 1], len(self.weights)
+        if not address:
+            return  # it sees all, such as an encoder
+        if Tensor.from_address(address).ne[2] != 1 or Tensor.from_address(node.src[0]).ne[3] != 1:
+            return  # heads that each see another choice of cells (MiniMax M3)
+        mask = _rows(address, 0, n)[0].astype(np.float32)
+        n_heads = Tensor.from_address(node.src[0]).ne[2]
+        chosen = range(n_heads) if self.heads is None else self.heads[il]
+        if not all(0 <= head < n_heads for head in chosen):
+            raise UnsupportedError(
+                f"layer {il} of this model has {n_heads} heads, so its heads {list(chosen)} cannot be read"
+            )
+        if is_flash:
+            each = [_softmax(x) for x in _scores(node, mask, n, chosen)]
+        else:
+            each = [_rows(tensor, head, n)[0] for head in chosen]
+        sums = np.stack([self.weights @ row for row in each])
+        self.found[il] = sums, address, np.flatnonzero(np.isfinite(mask[-1]))
+
+    def by_position(self, llm: llama_cpp.Llama, n: int) -> dict[int, Floats]:
+        """What was found of the layers that see all n positions of sequence 0, with a column for each position."""
+        if self.failed is not None:
+            raise self.failed
+        whole = {il: one for il, one in self.found.items() if len(one[2]) == n}
+        if not whole:
+            return {}
+        order = _positions(llm, n)
+        has_windows = (
+            len({address for _, address, _ in whole.values()}) > 1
+        )  # whose layers order their cells by themselves
+        if has_windows and not np.array_equal(order, _positions(llm, n, of_window=True)):
+            raise UnsupportedError("the attention of a model with sliding windows cannot be read beside this text")
+        return {il: sums[:, cells[np.argsort(order)]] for il, (sums, _, cells) in whole.items()}
+
+
+def _scores(node: Tensor, mask: Floats, n: int, heads: Sequence[int]) -> Iterator[tuple[Floats, float | None]]:
+    """The logits of each head's attention, float32[n, n_cells], and of its sink."""
+    q = _tensor(node.src[0])[0]  # [n_heads, n, head_dim]
+    keys = Tensor.from_address(node.src[1])
+    n_cells, n_heads, n_kv = mask.shape[1], q.shape[0], keys.ne[2]
+    scale, max_bias, cap = np.array(list(node.op_params[:3]), np.int32).view(np.float32).tolist()
+    sinks = _tensor(node.src[4]).ravel() if node.src[4] else None
+    x = np.empty((len(heads), n, n_cells), np.float32)
+    for begin in range(0, n_cells, _CELLS):
+        k = _keys(node.src[1], begin, min(begin + _CELLS, n_cells))  # [n_kv, cells, head_dim]
+        for i, head in enumerate(heads):
+            x[i, :, begin : begin + _CELLS] = q[head, :n] @ k[head * n_kv // n_heads].T
+    for i, head in enumerate(heads):
+        scores = x[i] * (scale / cap if cap else scale)
+        if cap:
+            scores = np.tanh(scores) * cap
+        yield scores + _slope(max_bias, head, n_heads) * mask, None if sinks is None else float(sinks[head])
+
+
+def _softmax(scores: tuple[Floats, float | None]) -> Floats:
+    x, sink = scores
+    top = x.max(axis=1, keepdims=True) if sink is None else np.maximum(x.max(axis=1, keepdims=True), sink)
+    e = np.exp(x - top)
+    return np.asarray(e / (e.sum(axis=1, keepdims=True) + (0 if sink is None else np.exp(sink - top))), np.float32)
+
+
+def _slope(max_bias: float, head: int, n_heads: int) -> float:
+    """ALiBi's factor of the mask (arXiv 2108.12409), as ggml has it; 1 without ALiBi."""
+    if not max_bias:
+        return 1.0
+    n = 2 ** int(math.log2(n_heads))
+    return float(2 ** (-max_bias * (head + 1) / n) if head < n else 2 ** (-max_bias / 2 * (2 * (head - n) + 1) / n))
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+
+
+def _raw(address: int, offset: int, size: int) -> npt.NDArray[np.uint8]:
+    data = np.empty(size, np.uint8)
+    ggml_base().ggml_backend_tensor_get(address, data.ctypes.data, offset, size)
+    return data
+
+
+def _strided(raw: npt.NDArray[np.uint8], shape: Sequence[int], strides: Sequence[int], kind: Any) -> Floats:
+    return np.asarray(np.ndarray(shape, kind, raw.data, 0, strides), np.float32)
+
+
+def _tensor(address: int) -> Floats:
+    """A tensor of floats with any strides, in numpy's order."""
+    head = Tensor.from_address(address)
+    raw = _raw(address, 0, ggml_base().ggml_nbytes(address))
+    return _strided(raw, head.shape, [head.nb[i] for i in (3, 2, 1, 0)], _TYPES[head.type])
+
+
+def _rows(address: int, i2: int, n: int) -> Floats:
+    """The first n rows of one matrix of a tensor of floats, float32[1, n, ne[0]]."""
+    head = Tensor.from_address(address)
+    raw = _raw(address, i2 * head.nb[2], (n - 1) * head.nb[1] + head.ne[0] * head.nb[0])
+    return _strided(raw, (1, n, head.ne[0]), (0, head.nb[1], head.nb[0]), _TYPES[head.type])
+
+
+def _keys(address: int, begin: int, end: int) -> Floats:
+    """The keys of some cells, float32[n_head_kv, end - begin, head_dim]."""
+    head = Tensor.from_address(address)
+    n, n_kv, width = end - begin, head.ne[2], head.ne[0]
+    if kind := _TYPES.get(head.type):
+        raw = _raw(address, begin * head.nb[1], (n - 1) * head.nb[1] + (n_kv - 1) * head.nb[2] + width * head.nb[0])
+        return _strided(raw, (n_kv, n, width), (head.nb[2], head.nb[1], head.nb[0]), kind)
+    traits = _Traits.from_address(ggml_base().ggml_get_type_traits(head.type))
+    out = np.empty((n_kv, n, width), np.float32)
+    size = width // traits.blck_size * traits.type_size  # of one head's key
+    raw = _raw(address, begin * head.nb[1], (n - 1) * head.nb[1] + (n_kv - 1) * head.nb[2] + size)
+    for i in range(n_kv):  # ggml converts what has no gaps
+        rows = np.ndarray((n, size), np.uint8, raw.data, i * head.nb[2], (head.nb[1], 1)).copy()
+        traits.to_float(rows.ctypes.data, out[i].ctypes.data, n * width)
+    return out
+
+
+class _Traits(ctypes.Structure):
+    """ggml_type_traits."""
+
+    _fields_ = (
+        ("type_name", ctypes.c_char_p),
+        ("blck_size", ctypes.c_int64),
+        ("blck_size_interleave", ctypes.c_int64),
+        ("type_size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
+    )
+
+
+@functools.cache
+def _op(name: bytes) -> int:
+    """ggml's number of an operation; its versions differ in them."""
+    return next(i for i in range(512) if ggml_base().ggml_op_name(i) == name)
+
+
+def _positions(llm: llama_cpp.Llama, n: int, *, of_window: bool = False) -> npt.NDArray[np.int32]:
+    """The positions of sequence 0 in the order of their cells, int32[n].
+
+    A state begins with them; a buffer that has room for no more gets them before llama.cpp finds that it is too small, without a copy of
+    the keys.
+
+    Args:
+        of_window: of the layers with a sliding window.
+
+    Raises:
+        UnsupportedError: this llama.cpp lays out states in another way.
+    """
+    buffer = np.zeros(8 + 6 * n, np.int32)
+    data = buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+    with _log.silent():
+        if of_window:
+            llama_cpp.llama_state_seq_get_data_ext(context(llm), data, buffer.nbytes, 0, 1)
+        else:
+            llama_cpp.llama_state_seq_get_data(context(llm), data, buffer.nbytes, 0)
+    for header, stride in _LAYOUTS:
+        found = buffer[header : header + stride * n : stride]
+        if buffer[header - 1] == n and np.array_equal(np.sort(found), np.arange(n)):
+            return found.copy()
+    raise UnsupportedError("this llama.cpp does not say which position each cell of its cache holds")
+
+
+# -- the callback ------------------------------------------------------------------------------------------------------
+
+
+class _Watch:
+    """The callback that a context of the stock engine is opened with."""
+
+    def __init__(self) -> None:
+        self.reader: Callable[[int, bool, Any], bool] | None = None
+        self.callback = llama_cpp.ggml_backend_sched_eval_callback(self)
+
+    def __call__(self, tensor: int, is_asking: bool, data: Any) -> bool:
+        return not is_asking if self.reader is None else self.reader(tensor, is_asking, data)
+
+
+_watches: weakref.WeakKeyDictionary[llama_cpp.Llama, _Watch] = weakref.WeakKeyDictionary()
+
+
+def eval_callback(llm: llama_cpp.Llama) -> Any:
+    """What llama_context_params.cb_eval has to be for attention() to read from this context; while it reads nothing it costs less than
+    0.1 ms an evaluation."""
+    return _watches.setdefault(llm, _Watch()).callback
+
+
+@contextmanager
+def _watched(llm: llama_cpp.Llama, reader: _Reader) -> Iterator[None]:
+    if stock(llm):
+        _watches[llm].reader = reader
+        try:
+            yield
+        finally:
+            _watches[llm].reader = None
+        return
+    callback = llama_cpp.ggml_backend_sched_eval_callback(reader)
+    call(_bindings.pcd_set_eval_callback, llm, callback, None)
+    try:
+        yield
+    finally:
+        call(_bindings.pcd_set_eval_callback, llm, llama_cpp.ggml_backend_sched_eval_callback(), None)

@@ -1,0 +1,98 @@
+"""A question about texts in a prompt, as finders get it, and what they give back."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from pypcd.prompt import Laid, Turn, lay
+
+if TYPE_CHECKING:
+    from pypcd.llama import Llama
+
+__all__ = ["Asked", "Finder", "Hit", "Ranked"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A prompt whose last message ends with a question.
+
+    Attributes:
+        turns: the messages; pieces of kind "segment" are what is searched, the last one of kind "question" what is asked.
+        hold: makes sequence 0 hold some tokens, of which the first ones are the text, and no more.
+        earlier: the question before this one, which it may go on from ("and the second one?"); empty: there is none.
+    """
+
+    llm: Llama
+    turns: tuple[Turn, ...]
+    chat: bool
+    hold: Callable[[Sequence[int], int], object]
+    answer_prefix: str = ""
+    earlier: str = ""
+
+    @functools.cached_property
+    def segments(self) -> tuple[str, ...]:
+        return tuple(piece.text for _, message in self.turns for piece in message if piece.kind == "segment")
+
+    @property
+    def own(self) -> str:
+        """The question by itself."""
+        return "".join([piece.text.strip() for piece in self.turns[-1][1] if piece.kind == "question"][-1:])
+
+    @property
+    def question(self) -> str:
+        """The question, behind the one before it."""
+        return "\n".join(filter(None, [self.earlier.strip(), self.own]))
+
+    def laid(self, question: str) -> Laid:
+        """The prompt with another question in the place of this one."""
+        *others, (role, message) = self.turns
+        asked = tuple(
+            piece._replace(text=piece.text.replace(piece.text.strip(), question)) if piece.kind == "question" else piece
+            for piece in message
+        )
+        return lay(self.llm, (*others, (role, asked)), chat=self.chat, answer_prefix=self.answer_prefix)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hit:
+    """A segment that a finder has found.
+
+    Attributes:
+        index: of the segments of Asked.
+        score: in the finder's own units.
+        finder: its name.
+    """
+
+    index: int
+    score: float
+    finder: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranked:
+    """What a finder has found.
+
+    Attributes:
+        hits: the segments that fit, the best first.
+        n: how many of them to repeat, if nobody says.
+        note: what was done in another way than asked for, in a sentence, or "".
+    """
+
+    hits: list[Hit]
+    n: int = 2
+    note: str = ""
+
+
+class Finder(Protocol):
+    """Ranks the segments of a prompt."""
+
+    def find(self, asked: Asked) -> Ranked:
+        """The segments that fit.
+
+        Raises:
+            UnsupportedError: it cannot work with this model.
+        """
+        ...

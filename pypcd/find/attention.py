@@ -1,0 +1,89 @@
+"""The segments that a question's own tokens attend to, by the heads of the model that retrieve.
+
+After in-context re-ranking (arXiv 2410.02642): what the same prompt with an empty question attends to is subtracted, so that neither a place
+that is always attended to nor an instruction counts. Which heads retrieve differs from model to model (CoRe, arXiv 2510.02219); they are
+found once by `pypcd probe`, and ship with pypcd for some models (heads.py).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pypcd import engine
+from pypcd.errors import UnsupportedError
+from pypcd.find.asked import Asked, Hit, Ranked
+from pypcd.find.heads import heads_of
+
+if TYPE_CHECKING:
+    from pypcd.llama import Llama
+
+__all__ = ["NULL", "Attention", "attended"]
+
+NULL = "N/A"  # in the place of a question: the empty question
+SHARE = 0.2  # of the best segment's score, that others need to be found too
+
+
+class Attention:
+    """It looks with the model itself, and so finds reworded questions too."""
+
+    def find(self, asked: Asked) -> Ranked:
+        found = heads_of(asked.llm)
+        if found is None:
+            raise UnsupportedError(f"pypcd probe {asked.llm.model_path} finds out which heads of this model look, too")
+        pays, nothing = attended(asked, asked.question, found.heads), _null(asked, found.heads)
+        scores = np.concatenate([pays[il] - nothing[il] for il in pays]).sum(axis=0)
+        order = [int(i) for i in np.argsort(-scores, kind="stable") if scores[i] >= SHARE * max(scores.max(), 0)]
+        return Ranked([Hit(i, float(scores[i]), "attention") for i in order])
+
+
+Pays = Mapping[int, npt.NDArray[np.float64]]  # as attended() gives it
+
+
+# of each model, the prompt with the empty question that was asked last with the heads that looked, and what it pays
+_NULLS: weakref.WeakKeyDictionary[Llama, tuple[tuple[list[int], Any], Pays]] = weakref.WeakKeyDictionary()
+
+
+def _null(asked: Asked, heads: Mapping[int, Sequence[int]]) -> Pays:
+    """What the empty question pays: the same for all questions about a text."""
+    key = asked.laid(NULL).tokens, heads
+    known, pays = _NULLS.get(asked.llm, (None, {}))
+    if known != key:
+        pays = attended(asked, NULL, heads)
+        _NULLS[asked.llm] = key, pays
+    return pays
+
+
+def attended(
+    asked: Asked, question: str, heads: Mapping[int, Sequence[int]] | None = None
+) -> dict[int, npt.NDArray[np.float64]]:
+    """How much of its attention a question pays to each segment, on average over its tokens.
+
+    Args:
+        question: in the place of the prompt's own.
+        heads: by layer, as in engine.attention(); None: all.
+
+    Returns:
+        layer -> float64[n_heads, n_segments]
+
+    Raises:
+        UnsupportedError: the attention cannot be read, or the tokenizer changes the text.
+    """
+    laid = asked.laid(question)
+    if laid.question is None or not laid.segments:
+        raise UnsupportedError("this model's tokenizer changes the text, so its parts cannot be found among the tokens")
+    first, last = laid.question
+    past, tokens = laid.tokens[:first], laid.tokens[first:last]
+    asked.hold(past, laid.n_text)
+    weights = [1 / len(tokens)] * len(tokens)
+    sums = engine.attention(asked.llm, past, tokens, weights, heads)
+    begins, ends = np.array(laid.segments).T
+    found = {}
+    for il, pays in sums.items():
+        total = np.concatenate([np.zeros((len(pays), 1)), pays.cumsum(axis=1, dtype=np.float64)], axis=1)
+        found[il] = total[:, ends] - total[:, begins]
+    return found

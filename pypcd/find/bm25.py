@@ -1,0 +1,60 @@
+"""Keyword search: BM25 (Robertson and others, TREC-3, 1994), by bm25s."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from pypcd.find.asked import Asked, Hit, Ranked
+from pypcd.find.segments import WIDE
+
+__all__ = ["BM25", "words"]
+
+_SIGNS = (
+    r"\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff"  # vowel signs are no \w
+)
+_TERM = re.compile(rf"[{WIDE}]+|(?:(?![{WIDE}])[\w{_SIGNS}])+")
+
+
+def words(text: str) -> list[str]:
+    """What is compared: words in lower case, and pairs of characters in scripts without spaces."""
+    found: list[str] = []
+    for term in _TERM.findall(unicodedata.normalize("NFKC", text).casefold()):
+        if re.match(rf"[{WIDE}]", term):
+            found += [term[i : i + 2] for i in range(max(len(term) - 1, 1))]
+        else:
+            found.append(term)
+    return found
+
+
+def _stop_words(texts: Iterable[Sequence[str]]) -> frozenset[str]:
+    """The words that say little in the language of these texts: the list that most of their words are in. Words of questions are among
+    them, which are rare in most texts and would count much."""
+    from bm25s import stopwords  # type: ignore[import-untyped]
+
+    lists = [frozenset(some) for name, some in vars(stopwords).items() if name.startswith("STOPWORDS_")]
+    flat = [word for text in texts for word in text]
+    return max(lists, key=lambda some: sum(word in some for word in flat))
+
+
+class BM25:
+    """It needs no model."""
+
+    def find(self, asked: Asked) -> Ranked:
+        import bm25s  # type: ignore[import-untyped]
+
+        texts = [words(segment) for segment in asked.segments]
+        stop = _stop_words(texts)
+        texts = [[word for word in text if word not in stop] for text in texts]
+        asks = words(asked.question) + (words(asked.own) if asked.earlier else [])  # more than the question before it
+        query = [word for word in asks if word not in stop]
+        if not any(texts) or not query:
+            return Ranked([])
+        index = bm25s.BM25()
+        index.index(texts, show_progress=False)
+        scores = np.asarray(index.get_scores(query), np.float64)
+        order = np.argsort(-scores, kind="stable")
+        return Ranked([Hit(int(i), float(scores[i]), "bm25") for i in order if scores[i] > 0])

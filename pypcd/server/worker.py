@@ -1,0 +1,227 @@
+"""Reads the documents of requests to llama-server, finds the passages that are repeated before the question, and writes the prompt.
+
+llama-server (cpp/server/server-pcd-documents.cpp) has up to two of these processes. Each line on one's standard input is a request, and
+the lines on its standard output are calls, which llama-server answers, since it has the model, and last {"answer": …}, {"error": …},
+which is for the client, or {"fault": …}, which is a mistake of this program:
+
+    a chat        {"messages": […], "documents": […], "replay": true, "n_ctx": 4096, "bos": 1, "disk": {…}}
+    a file        {"document": {"filename": …, "file_data": …}}
+    a beginning   {"keep": [tokens], "disk": {…}, "about": {…}}: what is kept on disk of a prompt
+    calls         {"render": messages}, {"tokenize": [text, add_bos, special]}, {"pieces": [tokens]}, {"save": path}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import pathlib
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import bm25s  # type: ignore[import-untyped]  # noqa: F401  # before memory is limited: it loads what it finds
+from llama_cpp.llama_chat_format import ChatFormatterResponse
+
+from pypcd import engine
+from pypcd.ask.messages import prompt_of, sources_of
+from pypcd.decode import Replay
+from pypcd.decode.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache, id_of
+from pypcd.document import SPACE
+from pypcd.errors import MENDABLE, InputError, PCDError
+from pypcd.find import Found
+from pypcd.prompt import Elsewhere, lay
+from pypcd.server.chats import document_in, is_text, talk_of
+
+MEMORY = 2 << 30  # bytes that a request may take
+
+_OURS = ("user", "system")  # whose messages are written as pypcd writes them
+
+
+class Model(Elsewhere):
+    """llama-server's."""
+
+    def __init__(self, call: Callable[[str, Any], Any]) -> None:
+        self.bos = -1
+        self.messages: Sequence[dict[str, Any]] = ()  # that are rendered, with what is not text in them
+        self.call = call
+        self._pieces: dict[int, tuple[bytes, str]] = {}
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        tokens: list[int] = self.call("tokenize", [text.decode(), add_bos, special])
+        new = sorted(set(tokens) - self._pieces.keys())
+        for token, texts in zip(new, self.call("pieces", new) if new else ()):
+            data, letters = (text.encode("latin-1") for text in texts)
+            self._pieces[token] = data, letters.decode("utf-8", "replace")
+        return tokens
+
+    def token_bos(self) -> int:
+        return self.bos
+
+    def piece(self, token: int) -> tuple[bytes, str]:
+        return self._pieces[token]
+
+    def render(self, messages: list[Any]) -> ChatFormatterResponse:
+        whole = []
+        for given, made in zip(self.messages, messages):
+            is_said = given["role"] in _OURS or (given["role"] == "assistant" and isinstance(given["content"], str))
+            whole.append({**given, "content": made["content"]} if is_said else given)
+        return ChatFormatterResponse(prompt=self.call("render", whole))
+
+
+def _chat(request: Mapping[str, Any], model: Model) -> dict[str, Any]:
+    """The tokens of a chat's prompt, or, if there is more than text in it, its messages with the documents' texts; and the passages."""
+    wanted, messages = request["replay"], request["messages"]
+    if not (wanted is None or isinstance(wanted, bool)):
+        raise InputError(f"Field 'replay': it is {json.dumps(wanted)[:80]}; allowed: true, false")
+    if not all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages):
+        return {"messages": messages}  # which llama.cpp refuses
+    talk = talk_of(messages, request["documents"])
+    names = [document.name for message in talk for document in message["documents"]]
+    if not is_text(talk):
+        note = "the messages are not text alone" if wanted is not False else ""
+        return {"messages": _with_texts(messages, talk, model), "names": names, "note": note}
+    model.messages = messages
+    for message in talk:  # the others' are left as they are
+        message["role"] = message["role"] if message["role"] in _OURS else "assistant"
+    prompt, found = prompt_of(talk), None
+    turns = prompt.turns
+    if wanted is not False and talk[-1]["role"] != "user":
+        found = Found(note="the last message is not the user's")
+    elif wanted is not False and talk[-1]["content"].strip():
+        session: Any = types.SimpleNamespace(llm=model, hold=None)
+        edited = Replay(finder="bm25").edit(session, prompt, chat=True, answer=lambda *_: "")
+        turns, found = edited.prompt.turns, edited.found
+    laid = lay(model, turns, chat=True)
+    if found and found.passages and len(laid.tokens) + 2 >= request["n_ctx"]:
+        found = Found(note="nothing was repeated: the context has no room for it")
+        laid = lay(model, prompt.turns, chat=True)
+    passages, note = sources_of(found or Found(), talk)
+    told = [dataclasses.asdict(passage) for passage in passages]
+    return {
+        "tokens": laid.tokens,
+        **_beginning(laid.tokens[: max(laid.n_text - N_LEFT, 0)], request["disk"]),
+        "names": names,
+        "passages": told,
+        "note": note,
+    }
+
+
+def _with_texts(
+    messages: Sequence[dict[str, Any]], talk: Sequence[Mapping[str, Any]], model: Model
+) -> Sequence[dict[str, Any]]:
+    """Messages with pictures or other parts, and the documents' texts before these."""
+    for message, own in zip(messages, talk):
+        text = SPACE.join(document.text for document in own["documents"])
+        if not text:
+            continue
+        if model.tokenize(text.encode(), False, special=True) != model.tokenize(text.encode(), False):
+            raise InputError(
+                "Field 'file': a document has a control token of this model's in it, such as <|im_end|>, and beside pictures "
+                "it would not be read as text; take it out, or ask without pictures"
+            )
+        content = message["content"]
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+        message["content"] = [{"type": "text", "text": text + SPACE}, *parts]
+    return messages
+
+
+_whole: set[tuple[str, int, int]] = set()  # files that were read to their end: path, inode, size
+
+
+def _beginning(tokens: Sequence[int], disk: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The beginning of a prompt that is kept for other questions, and the longest part of it that is on disk."""
+    cache, told = PromptCache(), {**_NO_BEGINNING, "n_kept": len(tokens)}
+    if not disk or not cache.limit or len(tokens) < MIN_TOKENS:
+        return told
+    told["is_kept"] = False
+    for entry in cache.find(id_of(disk["weights"], disk["settings"]), tokens):
+        try:
+            key = str(entry.path), entry.path.stat().st_ino, entry.n_bytes
+        except OSError:  # another process removed it
+            continue
+        if key in _whole or cache.reads(entry, tokens[: entry.n_tokens], head=disk["head"]):
+            _whole.add(key)
+            is_kept = entry.n_tokens == len(tokens)
+            return {**told, "is_kept": is_kept, "path": key[0], "n_on_disk": entry.n_tokens, "n_spared": MIN_TOKENS}
+    return told
+
+
+_NO_BEGINNING = {"n_kept": 0, "is_kept": True, "path": "", "n_on_disk": 0, "n_spared": 0}
+
+
+def _keep(request: Mapping[str, Any], model: Model) -> dict[str, Any]:
+    disk = request["disk"]
+    name = id_of(disk["weights"], disk["settings"])
+    PromptCache().keep(name, request["keep"], request["about"], lambda path: int(model.call("save", path)))
+    return {}
+
+
+def _answer(request: Mapping[str, Any], model: Model) -> dict[str, Any]:
+    if "messages" in request:
+        return {**_NO_BEGINNING, "names": [], "passages": [], "note": "", **_chat(request, model)}
+    if "keep" in request:
+        return _keep(request, model)
+    document = document_in(request["document"])
+    n_tokens = len(model.tokenize(document.text.encode(), False))
+    return {"name": document.name, "text": document.text, "pages": document.pages, "n_tokens": n_tokens}
+
+
+class Log(logging.Handler):
+    """Warnings, for llama-server's log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def _limit_memory() -> None:
+    with contextlib.suppress(ImportError, OSError, ValueError):  # this system has no such limit
+        import resource
+
+        size = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def main() -> None:
+    lines, out = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    for stream in (1, 2):  # what libraries write is no answer, and nobody reads it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    _limit_memory()
+
+    def write(message: Mapping[str, Any]) -> None:
+        out.write(json.dumps(message).encode() + b"\n")
+        out.flush()
+
+    def call(name: str, given: Any) -> Any:
+        write({name: given})
+        reply = json.loads(lines.readline())
+        if "error" in reply:
+            raise PCDError(reply["error"])
+        return reply["reply"]
+
+    model, log = Model(call), Log()
+    engine.logger.addHandler(log)
+    for line in lines:
+        log.lines.clear()
+        try:
+            request = json.loads(line)
+            model.bos = request.get("bos", -1)
+            answer = _answer(request, model)
+            write({"answer": answer, "log": log.lines})
+        except MENDABLE as error:
+            write({"error": str(error)})
+        except MemoryError:
+            write({"error": f"the documents take more than {MEMORY >> 30} GiB of memory; send less, or their texts"})
+        except Exception as error:  # noqa: BLE001  # the next request may go well
+            write({"fault": f"{type(error).__name__}: {error}"})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""What finders find: how often the passages hold the answer, how long they are, and how long it takes. pypcd.find has the finders.
+
+python -m research.finding MODEL --finder bm25,attention,both --questions reworded
+python -m research.finding MODEL --finder bm25,both --n 40 --answers      # how many answers are right: plain, and with passages repeated
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import re
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pypcd import find
+from pypcd.ask import prompt_of, sources_of
+from pypcd.cli import _loading, _options
+from pypcd.decode import Session
+from pypcd.document import Document
+from pypcd.evaluation import stats
+from pypcd.prompt import has_template
+from research.command import command
+from research.golds import Asked, Span, hotpot, records, xquad
+
+Row = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    _options.add_model(parser)
+    add("--finder", default="bm25,attention,both", help="the first is what the others are held against")
+    add("--questions", default="xquad", help="xquad, reworded, kv, or a file of HotpotQA's")
+    add("--half", choices=("first", "second"), default="first")
+    add("--n", type=_options.at_least(1), default=200, help="questions")
+    add("--paragraphs", type=_options.at_least(2), default=55, help="of a text of XQuAD")
+    add("--answers", action="store_true", help="answer too; first plainly")
+    _options.add_n_ctx(parser)
+    _options.add_machine(parser)
+    add("--json", action="store_true", help="print a line for each finder and question")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.questions in ("xquad", "reworded"):
+        texts = xquad(args.half, args.n, args.paragraphs, args.questions == "reworded")
+    else:
+        texts = records(args.half, args.n) if args.questions == "kv" else hotpot(args.questions, args.half, args.n)
+    llm = _loading.open_model(args.model, n_ctx=args.n_ctx, **_options.machine_options(args))
+    session, look = Session(llm), answered if args.answers else found
+    by = {name: list[Row]() for name in (*["plain"] * args.answers, *_options.names(args.finder))}
+    for (text, asked), name in itertools.product(texts, by):  # a text is read once, whatever the finder
+        for one in asked:
+            by[name].append(look(session, name, text, one))
+            if args.json:
+                print(json.dumps(by[name][-1]), flush=True)
+    if not args.json:
+        print(*table(by, "right" if args.answers else "answer"), sep="\n")
+    return 0
+
+
+def found(session: Session, finder: str, text: str, asked: Asked) -> Row:
+    """What a finder finds for a question, and what it takes."""
+    messages = [{"role": "user", "content": asked.question, "documents": [_document(text)]}]
+    turns, begin = prompt_of(messages).turns, time.perf_counter()
+    result = find.find(find.Asked(session.llm, turns, has_template(session.llm), session.hold), finder=finder)
+    seconds, (sources, note) = time.perf_counter() - begin, sources_of(result, messages)
+    spans: list[Span] = [(one.begin, one.end) for one in sources]
+    tokens = sum(len(session.llm.tokenize(one.text.encode(), add_bos=False)) for one in sources)
+    size = {"passages": len(spans), "tokens": tokens, "seconds": seconds}
+    return {"finder": finder, "id": asked.id, **asked.found(spans), **size, "spans": spans, "note": note}
+
+
+def answered(session: Session, finder: str, text: str, asked: Asked) -> Row:
+    """An answer with the passages of a finder repeated ("plain": without), and whether it is right, as SQuAD compares texts."""
+    method, begin = "plain" if finder == "plain" else f"replay:finder={finder}", time.perf_counter()
+    answer = session.llm.ask(_document(text), asked.question, method=method, max_tokens=48, cache=False)
+    seconds, spans = time.perf_counter() - begin, [(one.begin, one.end) for one in answer.passages]
+    right = f" {_bare(asked.answer)} " in f" {_bare(answer.text)} "
+    size = {"passages": len(spans), "tokens": answer.written.n_prompt, "seconds": seconds, "right": right}
+    return {"finder": finder, "id": asked.id, **asked.found(spans), **size, "text": answer.text, "note": answer.note}
+
+
+def _bare(text: str) -> str:
+    """Without case, punctuation and articles."""
+    words = re.sub(r"[^\w\s]", "", text.casefold()).split()
+    return " ".join(word for word in words if word not in ("a", "an", "the"))
+
+
+_document = functools.cache(functools.partial(Document.of, "text"))
+
+
+def table(by: Mapping[str, Sequence[Row]], key: str = "answer") -> Iterator[str]:
+    """For each finder how often the answer was found (or is "right"), held against the first finder, and means of the rest."""
+    what = {"answer": "answer found", "right": "answer right"}[key]
+    yield f"| finder | {what} | against the first | wins / losses | paragraph found | passages | tokens | seconds |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for name, own in by.items():
+        result = stats.paired(*([row[key] for row in some] for some in (own, next(iter(by.values())))))
+        mean = {
+            key: statistics.fmean(row[key] for row in own) for key in ("paragraph", "passages", "tokens", "seconds")
+        }
+        cells = f"| {name} | {result.score:.1f} | {stats.interval(result)} | {result.wins} / {result.losses} | "
+        yield cells + "{paragraph:.1%} | {passages:.2f} | {tokens:.0f} | {seconds:.3g} |".format(**mean)
+
+
+if __name__ == "__main__":
+    sys.exit(command("finding", add_arguments, run))

@@ -1,0 +1,83 @@
+"""Public questions with the places in their texts that answer them, for research.finding."""
+
+from __future__ import annotations
+
+import bz2
+import itertools
+import json
+import pathlib
+import random
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from pypcd.evaluation.tasks import public
+from pypcd.evaluation.tasks.public import KEYS, PUBLIC
+
+__all__ = ["Asked", "Span", "Text", "hotpot", "records", "xquad"]
+
+Span = tuple[int, int]  # characters of a text: the first, and the one past the last
+HALVES = json.loads((PUBLIC / "halves.json").read_text(encoding="utf-8"))
+
+
+class Asked(NamedTuple):
+    """A question about a text, the paragraphs that answer it, and what must be read of them."""
+
+    id: str
+    question: str
+    answer: str
+    paragraphs: list[Span]
+    needed: list[Span]
+
+    def found(self, passages: Sequence[Span]) -> dict[str, bool]:
+        """Whether each of the paragraphs is touched by a passage, and whether all that must be read is in passages."""
+        touched = all(any(b < end and begin < e for b, e in passages) for begin, end in self.paragraphs)
+        needed = (i for span in self.needed for i in range(*span))
+        return {"paragraph": touched, "answer": all(any(b <= i < e for b, e in passages) for i in needed)}
+
+
+Text = tuple[str, list[Asked]]
+
+
+def xquad(half: str, n: int, n_paragraphs: int, reworded: bool = False) -> Iterator[Text]:
+    """Texts of so many paragraphs of a half of XQuAD, and n questions, each on one of them; in one mixed order."""
+    articles = json.loads(bz2.decompress((PUBLIC / "xquad.en.json.bz2").read_bytes()))["data"]
+    paragraphs = [p for article in articles if article["title"] in HALVES["xquad"][half] for p in article["paragraphs"]]
+    random.Random("finding").shuffle(paragraphs)
+    words = {qa["id"]: qa["question"].strip() for p in paragraphs for qa in p["qas"]}
+    if reworded:
+        other = public.reworded()
+        words = {key: other[key] for key in words if key in other}
+    chosen = random.Random("finding").sample(list(words), min(n, len(words)))
+    for at in range(0, len(paragraphs), n_paragraphs):
+        own = paragraphs[at : at + n_paragraphs]
+        text, places = _joined([p["context"] for p in (own + paragraphs[:at])[:n_paragraphs]])
+        asked = []
+        for span, qa in ((span, qa) for span, p in zip(places, own) for qa in p["qas"] if qa["id"] in chosen):
+            answer, begin = qa["answers"][0]["text"], span[0] + qa["answers"][0]["answer_start"]
+            asked.append(Asked(qa["id"], words[qa["id"]], answer, [span], [(begin, begin + len(answer))]))
+        yield text, asked
+
+
+def hotpot(file: str, half: str, n: int) -> Iterator[Text]:
+    """HotpotQA: two paragraphs are needed, which stand among others. Questions with an even number are the first half."""
+    for row in json.loads(pathlib.Path(file).read_text(encoding="utf-8"))[half == "second" :: 2][:n]:
+        parts = [(row["title_a"], row["para_a"]), (row["title_b"], row["para_b"]), *(d[:2] for d in row["distractors"])]
+        order = random.Random(row["_id"]).sample(range(len(parts)), len(parts))
+        text, places = _joined([f"{parts[i][0]}\n{''.join(parts[i][1])}" for i in order])
+        both = [places[order.index(k)] for k in (0, 1)]
+        yield text, [Asked(row["_id"], row["question"], row["answer"], both, both)]
+
+
+def records(half: str, n: int) -> Iterator[Text]:
+    """The key-value records of "Lost in the Middle", a pair a line, and KEYS of the keys of each."""
+    lines = bz2.decompress((PUBLIC / "kv140.jsonl.bz2").read_bytes()).splitlines()
+    for i in HALVES["kv140"][half][: -(-n // KEYS)]:
+        pairs = json.loads(lines[i])["ordered_kv_records"]
+        text, places = _joined([f'"{key}": "{value}"' for key, value in pairs], ",\n")
+        asked = list(zip(pairs, places))[len(pairs) // KEYS // 2 :: len(pairs) // KEYS]
+        yield text, [Asked(key, f'What is the value of "{key}"?', value, [s], [s]) for (key, value), s in asked]
+
+
+def _joined(parts: Sequence[str], joiner: str = "\n\n") -> tuple[str, list[Span]]:
+    ends = itertools.accumulate(len(part) + len(joiner) for part in parts)
+    return joiner.join(parts), [(end - len(joiner + part), end - len(joiner)) for end, part in zip(ends, parts)]

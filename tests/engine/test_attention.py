@@ -1,0 +1,301 @@
+"""How much attention tokens pay, read beside flash attention and without it: against the float64 reference and llama.cpp's own weights."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+from conftest import TOKENS, UNKNOWN, Load, Tiny, close, reference, shape, tolerance
+from tiny_gguf import ARCHS, ATTENTION_ARCHS
+
+import pypcd
+from pypcd import engine
+from pypcd.errors import UnsupportedError
+
+N_PAST, TEXT = 40, TOKENS[:60]
+SMALL = [token % 128 for token in TEXT]  # for llama.cpp's own test models
+WEIGHTS = [0, 0, 1, 0.5, 0.5, *[1] * 14, 0]
+ENGINES = ["native", "stock"] if engine.is_native() else ["stock"]
+Q8, Q4 = ({"type_k": kind, "type_v": kind, "flash_attn": True} for kind in (8, 2))  # ggml's numbers
+
+engines = pytest.mark.parametrize("kind", ENGINES)
+
+
+def read(llm: pypcd.Llama, heads: Any = None, text: list[int] = TEXT) -> dict[int, np.ndarray]:
+    """What the text's last tokens pay; sequence 0 holds what is before them."""
+    return engine.attention(llm, text[:N_PAST], text[N_PAST:], WEIGHTS, heads)
+
+
+def wanted(path: Path) -> dict[int, np.ndarray]:
+    """The same of the layers that see all positions, by the reference."""
+    ref = reference(path, cpu_rounding=True)
+    layers = [i for i in range(ref.n_layer) if f"blk.{i}.shortconv.conv.weight" not in ref._w]  # those with attention
+    all_paid = ref.trace(TEXT).attention
+    return {
+        il: np.einsum("t,htp->hp", WEIGHTS, pays[:, N_PAST:])
+        for il, pays in enumerate(all_paid)
+        if layers[il] not in ref.sliding
+    }
+
+
+def check(llm: pypcd.Llama, path: Path, got: dict[int, np.ndarray]) -> None:
+    expected = wanted(path)
+    assert sorted(got) == sorted(expected)
+    for il, sums in expected.items():
+        assert got[il].dtype == np.float32 and got[il].shape == sums.shape
+        close(got[il], sums, tolerance(path, of=sums, **shape(llm)))
+
+
+# -- the numbers ---------------------------------------------------------------------------------------------------------
+
+
+@engines
+@pytest.mark.parametrize("f16", [False, True])
+@pytest.mark.parametrize("flash_attn", [False, True])
+@pytest.mark.parametrize("arch", [arch for arch in (*ATTENTION_ARCHS, "lfm2") if arch not in UNKNOWN])
+def test_it_is_the_references(arch: str, flash_attn: bool, f16: bool, kind: str, tiny: Tiny, load: Load) -> None:
+    """Soft-capped, with ALiBi, M-RoPE and windows, which the layers that have one are left out for."""
+    path = tiny(arch)
+    llm = load(path, False, flash_attn=flash_attn, f16=f16, engine=kind)
+    llm.eval(TEXT[:N_PAST])
+    got = read(llm)
+    check(llm, path, got)
+    if ARCHS[arch].recurrent:
+        return  # it cannot be rewound
+    assert engine.rewind(llm, N_PAST, 0)
+    last, n_heads = max(got), len(got[max(got)])
+    some = {last: [n_heads - 1, 0]}
+    part = read(llm, some)
+    assert list(part) == [last]
+    close(part[last], got[last][[n_heads - 1, 0]], 1e-5)
+
+
+@engines
+@pytest.mark.parametrize(("types", "limit"), [(Q8, 0.02), (Q4, 0.3)])
+def test_keys_and_values_in_blocks(types: dict[str, Any], limit: float, kind: str, tiny: Tiny, load: Load) -> None:
+    """In the first layer the keys alone are rounded: llama.cpp has the same weights, if values are not in blocks."""
+    path = tiny("llama", n_embd=128)
+    llm = load(path, False, **types, engine=kind)
+    llm.eval(TEXT[:N_PAST])
+    got = read(llm)
+    for il, sums in wanted(path).items():
+        close(got[il], sums, limit * sums.max())
+    if kind == "native":
+        plain = load(path, False, type_k=types["type_k"])
+        close(got[0], tapped(plain)[0], limit * got[0].max())
+
+
+def tapped(llm: pypcd.Llama, text: list[int] = TEXT) -> list[np.ndarray]:
+    """The same of an empty context, from llama.cpp's own weights, in the order of the layers."""
+    llm.eval(text[:N_PAST])
+    with engine.tap(llm, ["kq_soft_max"]) as seen:
+        llm.eval(text[N_PAST:])
+    names = sorted(seen, key=lambda name: int(name.rpartition("-")[2]))
+    return [np.einsum("t,htp->hp", WEIGHTS, np.concatenate(seen[name], axis=2)[0])[:, : len(TEXT)] for name in names]
+
+
+# -- cells are not positions ---------------------------------------------------------------------------------------------
+
+
+def beside(llm: pypcd.Llama, folder: Path) -> None:
+    """Others hold cells before, between and behind those of sequence 0, and some of its own."""
+    for begin in range(0, N_PAST, 10):
+        assert engine.decode(llm, [(5 + i, begin // 2 + i, 1, False) for i in range(5)])
+        llm.eval(TEXT[begin : begin + 10])
+        if begin == 10:
+            engine.copy_sequence(llm, 0, 2)
+    engine.rewind(llm, 7, 1)
+
+
+def rewound(llm: pypcd.Llama, folder: Path) -> None:
+    """Freed cells are used again, so positions go up and down."""
+    llm.eval([*TEXT[:12], *TOKENS[90:98]])
+    assert engine.decode(llm, [(7, i, 1, False) for i in range(6)])
+    assert engine.decode(llm, [(7, 20 + i, 0, False) for i in range(12)])
+    assert engine.rewind(llm, 12, 0)
+    llm.n_tokens = 12
+    llm.eval(TEXT[12:20])
+    engine.rewind(llm, 0, 1)
+    llm.eval(TEXT[20:N_PAST])
+
+
+def restored(llm: pypcd.Llama, folder: Path) -> None:
+    """Behind other tokens, and where it was: the cells of a window's layers begin elsewhere."""
+    llm.eval(TEXT[:N_PAST])
+    engine.save_sequence(llm, str(folder / "state"), TEXT[:N_PAST])
+    engine.clear(llm)
+    assert engine.decode(llm, [(5, i, 1, False) for i in range(9)])
+    llm.load_sequence(folder / "state", TEXT[:N_PAST])
+
+
+with_gemma3 = pytest.mark.skipif("gemma3" in UNKNOWN, reason="this llama.cpp does not run the model")
+
+HISTORIES: list[Callable[[pypcd.Llama, Path], None]] = [beside, rewound, restored]
+
+
+@engines
+@pytest.mark.parametrize("flash_attn", [False, True])
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize("arch", [arch for arch in ("llama", "gemma3", "qwen2vl") if arch not in UNKNOWN])
+def test_whatever_was_done_before_layers_and_numbers_are_the_same(
+    arch: str, history: Any, flash_attn: bool, kind: str, tiny: Tiny, load: Load, tmp_path: Path
+) -> None:
+    """Also in questions longer than a micro-batch."""
+    path = tiny(arch)
+    llm = load(path, False, flash_attn=flash_attn, engine=kind, n_seq_max=3, n_batch=16, n_ubatch=8)
+    history(llm, tmp_path)
+    check(llm, path, read(llm))
+
+
+@with_gemma3
+@engines
+@pytest.mark.parametrize("history", HISTORIES)
+def test_layers_whose_window_holds_all_are_read_too(
+    history: Any, kind: str, tiny: Tiny, load: Load, tmp_path: Path
+) -> None:
+    """Or refused, if their cells have another order: never numbers of other positions."""
+    path = tiny("gemma3", sliding_window=64)
+    llm = load(path, False, flash_attn=True, engine=kind, n_seq_max=3, swa_full=False)
+    history(llm, tmp_path)
+    ref = reference(path, cpu_rounding=True).trace(TEXT).attention
+    try:
+        got = read(llm)
+    except UnsupportedError as error:
+        assert "sliding windows cannot be read beside this text" in str(error)
+        return
+    assert sorted(got) == [0, 1, 2]
+    for il, pays in enumerate(ref):
+        sums = np.einsum("t,htp->hp", WEIGHTS, pays[:, N_PAST:])
+        close(got[il], sums, tolerance(path, of=sums, **shape(llm)))
+
+
+@engines
+@pytest.mark.parametrize("setting", ["paper", "window", "paper:cache=separate", "blog"])
+def test_it_does_not_depend_on_pcd(setting: str, kind: str, tiny: Tiny, load: Load) -> None:
+    if kind == "stock" and setting != "window":
+        pytest.skip("this setting needs the native engine")
+    path = tiny("llama")
+    llm = load(path, setting, engine=kind)
+    llm.eval(TEXT[:N_PAST])
+    before = llm.pcd_stats().n_twins
+    check(llm, path, read(llm))
+    assert llm.pcd_stats().n_twins == before and engine.rewind(llm, N_PAST, 0)
+    llm.eval(TEXT[N_PAST:])
+    assert llm.pcd_logits().local is not None
+
+
+@with_gemma3
+def test_a_window_that_has_moved_on_cannot_be_rewound(tiny: Tiny, load: Load, tmp_path: Path) -> None:
+    """What a restored window does not hold would be missing without a word."""
+    llm = load(tiny("gemma3"), False, swa_full=False, n_ctx=1024)
+    text = (TOKENS * 3)[:300]
+    llm.eval(text)
+    engine.save_sequence(llm, str(tmp_path / "state"), text)
+    llm.load_sequence(tmp_path / "state", text)
+    assert engine.rewind(llm, 300, 0)
+    memory = llama_cpp.llama_get_memory(llm.ctx)
+    assert llama_cpp.llama_memory_seq_pos_min(memory, 0) > 100
+    assert not engine.rewind(llm, 100, 0) and llama_cpp.llama_memory_seq_pos_max(memory, 0) == 299
+    assert engine.rewind(llm, 0, 0)
+
+
+# -- every architecture --------------------------------------------------------------------------------------------------
+
+FOLDER = Path(os.environ.get("PYPCD_ARCH_MODELS", "models"))
+FILES = json.loads((Path(__file__).parents[2] / "docs/lab/architectures.json").read_text())["models"]
+
+
+@pytest.mark.skipif(not engine.is_native(), reason="llama.cpp's own weights are read by pypcd's library")
+@pytest.mark.parametrize("file", [model["file"] for model in FILES])
+def test_on_every_architecture_of_llama_cpp(file: str, load: Load) -> None:
+    """Within what flash attention itself moves; or it is refused in words. PYPCD_ARCH_MODELS names the folder of models that
+    scripts/recipes/arch_models makes."""
+    if not FOLDER.is_dir():
+        pytest.skip("PYPCD_ARCH_MODELS does not name the folder of models")
+    how = {"n_ctx": 128, "f16": True}
+    plain, flash = (load(FOLDER / file, False, flash_attn=on, **how) for on in (False, True))
+    found, errors = [], []
+    try:
+        engine.check_decoder(plain)
+    except UnsupportedError:
+        return
+    for llm in (plain, flash):
+        llm.eval(SMALL[:N_PAST])
+        try:
+            found.append(read(llm, text=SMALL))
+        except UnsupportedError as error:
+            errors.append(str(error))
+    assert all("cannot be read" in error for error in errors)
+    if errors:
+        return
+    engine.clear(plain)
+    own = tapped(plain, SMALL)
+    for il, sums in found[0].items():
+        close(sums, own[il], 1e-3)
+    for il, sums in found[1].items():
+        close(sums, own[il], 1e-2 * own[il].max())
+
+
+# -- what cannot be read -------------------------------------------------------------------------------------------------
+
+
+@engines
+def test_an_error_in_the_callback_is_raised(kind: str, tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = load(tiny("llama"), False, engine=kind, flash_attn=True)
+    llm.eval(TEXT[:N_PAST])
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("pypcd.engine._attention._scores", lambda *args: 1 / 0)
+        read(llm)
+    assert engine.rewind(llm, N_PAST, 0)
+    check(llm, tiny("llama"), read(llm))
+    llm.eval(TEXT[N_PAST:])
+
+
+@engines
+@pytest.mark.parametrize(("arch", "heads"), [("mamba", None), ("llama", {3: [0]}), ("gemma2", {0: [0]})])
+def test_layers_that_are_not_there_are_refused(arch: str, heads: Any, kind: str, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny(arch), False, engine=kind)
+    llm.eval(TEXT[:N_PAST])
+    with pytest.raises(UnsupportedError, match="the attention of this model cannot be read in this context"):
+        read(llm, heads)
+
+
+@engines
+def test_a_context_without_room_says_so(kind: str, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False, engine=kind)
+    text = (TOKENS * 3)[:250]
+    llm.eval(text)
+    with pytest.raises(UnsupportedError, match="no room for the question"):
+        engine.attention(llm, text, TEXT[:20], [1] * 20)
+
+
+@pytest.mark.skipif(not engine.is_native(), reason="a context of the stock engine is opened with its callback")
+@pytest.mark.engine("native")
+def test_a_context_that_is_watched_already_refuses(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False)
+    llm.eval(TEXT[:N_PAST])
+    with engine.tap(llm, ["l_out"]), pytest.raises(UnsupportedError, match="a tap or its own .*only one"):
+        read(llm)
+
+    class Watched(pypcd.Llama):
+        @property
+        def context_params(self) -> Any:
+            params = super().context_params
+            params.cb_eval = own
+            return params
+
+        @context_params.setter
+        def context_params(self, params: Any) -> None:
+            pypcd.Llama.context_params.fset(self, params)  # type: ignore[attr-defined]
+
+    own = llama_cpp.ggml_backend_sched_eval_callback(lambda tensor, is_asking, data: not is_asking)
+    with Watched(tiny("llama"), n_ctx=256) as watched:
+        watched.eval(TEXT[:N_PAST])
+        with pytest.raises(UnsupportedError, match="a tap or its own .*only one"):
+            read(watched)

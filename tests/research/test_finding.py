@@ -1,0 +1,128 @@
+"""The study of finders: its questions against the published files, what counts as found, and its table."""
+
+from __future__ import annotations
+
+import bz2
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pypcd.evaluation.tasks.public import PUBLIC
+from research import finding, golds
+from research.command import command
+from research.golds import Asked
+
+HALVES = ("first", "second")
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_answers_stand_where_they_were_published(half: str) -> None:
+    articles = json.loads(bz2.decompress((PUBLIC / "xquad.en.json.bz2").read_bytes()))["data"]
+    titles = json.loads((PUBLIC / "halves.json").read_text(encoding="utf-8"))["xquad"][half]
+    published = {
+        qa["id"]: (qa["question"].strip(), qa["answers"][0]["text"], paragraph["context"])
+        for article in articles
+        for paragraph in article["paragraphs"]
+        for qa in paragraph["qas"]
+        if article["title"] in titles
+    }
+    texts = list(golds.xquad(half, 1000, 55))
+    assert [len(text.split("\n\n")) for text, _ in texts] == [55, 55, 55]
+    found = {one.id: (text, one) for text, asked in texts for one in asked}
+    assert found.keys() == published.keys()
+    assert sum(len(asked) for _, asked in texts) == len(found)
+    for key, (text, one) in found.items():
+        ((begin, end),), ((first, last),) = one.paragraphs, one.needed
+        assert (one.question, text[first:last], text[begin:end]) == published[key]
+        assert one.answer == text[first:last] and begin <= first < last <= end
+
+
+def test_so_many_questions_are_drawn_and_reworded_ones_are_the_same_in_other_words() -> None:
+    asked = {half: [one for _, asked in golds.xquad(half, 40, 20) for one in asked] for half in HALVES}
+    assert [len(some) for some in asked.values()] == [40, 40]
+    reworded = [one for half in HALVES for _, asked in golds.xquad(half, 100, 55, reworded=True) for one in asked]
+    published = {one.id: one for half in HALVES for _, asked in golds.xquad(half, 1000, 55) for one in asked}
+    assert len({one.id for one in reworded}) == 100
+    for one in reworded:
+        assert one._replace(question="") == published[one.id]._replace(question="")
+        assert one.question != published[one.id].question
+
+
+def test_records_are_a_pair_a_line_and_halves_share_none() -> None:
+    texts = {half: list(golds.records(half, 10)) for half in HALVES}
+    assert not {text for text, _ in texts["first"]} & {text for text, _ in texts["second"]}
+    for text, asked in (pair for some in texts.values() for pair in some):
+        assert len(text.splitlines()) == 140 and len({one.id for one in asked}) == 4
+        for one in asked:
+            ((begin, end),) = one.needed
+            assert re.fullmatch(r'"(.*)": "(.*)"', text[begin:end]).groups() == (one.id, one.answer)  # type: ignore[union-attr]
+            assert one.id in one.question
+
+
+def test_two_paragraphs_are_needed_and_stand_anywhere(tmp_path: Path) -> None:
+    rows = [
+        {
+            "_id": f"row {i}",
+            "question": "Which?",
+            "answer": "blue",
+            "title_a": "A",
+            "para_a": ["One. ", "Two."],
+            "title_b": "B",
+            "para_b": ["Three."],
+            "distractors": [["C", ["Four."], 1.0], ["D", ["Five."], 2.0]],
+        }
+        for i in range(20)
+    ]
+    (tmp_path / "hotpot.json").write_text(json.dumps(rows))
+    texts = list(golds.hotpot(str(tmp_path / "hotpot.json"), "second", 8))
+    assert [one.id for _, (one,) in texts] == [f"row {i}" for i in range(1, 16, 2)]
+    for text, (one,) in texts:
+        assert [text[begin:end] for begin, end in one.needed] == ["A\nOne. Two.", "B\nThree."]
+        assert sorted(text.split("\n\n")) == ["A\nOne. Two.", "B\nThree.", "C\nFour.", "D\nFive."]
+    assert len({text for text, _ in texts}) > 1
+
+
+@pytest.mark.parametrize(
+    ("passages", "paragraph", "answer"),
+    [
+        ([], False, False),
+        ([(0, 10)], False, False),  # up to the paragraph
+        ([(0, 11)], True, False),
+        ([(12, 16)], True, True),
+        ([(15, 30), (12, 15)], True, True),  # in two passages
+        ([(12, 14), (15, 30)], True, False),
+    ],
+)
+def test_an_answer_counts_as_found_if_all_of_it_is_in_passages(passages, paragraph, answer) -> None:
+    asked = Asked("", "", "", [(10, 20)], [(12, 16)])
+    assert asked.found(passages) == {"paragraph": paragraph, "answer": answer}
+    both = asked._replace(paragraphs=[(10, 20), (40, 50)], needed=[(12, 16), (41, 42)])
+    assert both.found(passages) == {"paragraph": False, "answer": False}
+    assert both.found([*passages, (40, 60)]) == {"paragraph": paragraph, "answer": answer}
+
+
+def test_finders_are_held_against_the_first_one() -> None:
+    nothing, right = ({"answer": found, "paragraph": found, "passages": int(found)} for found in (False, True))
+    rest = {"tokens": 100, "seconds": 0.25}
+    _, _, none, some = finding.table(
+        {"none": [nothing | rest] * 30, "some": [right | rest] * 15 + [nothing | rest] * 15}
+    )
+    assert none == "| none | 0.0 | +0.0 [+0.0, +0.0] ~ | 0 / 0 | 0.0% | 0.00 | 100 | 0.25 |"
+    assert re.fullmatch(r"\| some \| 50.0 \| \+50.0 \[.*\] \| 15 / 0 \| 50.0% \| 0.50 \| 100 \| 0.25 \|", some)
+
+
+def test_keyword_search_finds_the_key_and_seldom_what_is_reworded(capsys: pytest.CaptureFixture[str]) -> None:
+    def rows(*options: str) -> list[dict[str, Any]]:
+        assert (
+            command("finding", finding.add_arguments, finding.run, ["demo", "--finder=bm25", "--json", *options]) == 0
+        )
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    keys = rows("--questions=kv", "--n=8")
+    assert len(keys) == 8 and all(row["answer"] and row["tokens"] <= 512 for row in keys)
+    published = rows("--questions=xquad", "--n=100")
+    assert sum(row["answer"] for row in published) >= 90
+    assert sum(row["answer"] for row in rows("--questions=reworded")) <= 10
