@@ -284,7 +284,7 @@ def test_a_question_about_a_document_has_its_passages_again(arch, finder, tmp_pa
     stock = llama_cpp.Llama(path, verbose=False, **how)
     with contextlib.closing(stock), pypcd.Llama(path, **how) as llm:
         keep_heads(
-            llm, Heads({0 if arch == "lfm2" else 2: [0, 3]}, None)
+            llm, Heads({0 if arch == "lfm2" else 2: [0, 3]})
         )  # layers that slide, or have no attention, are before it
         session, before = Conversation(llm, _options.GenerationSettings(max_tokens=12)), []
         session.attach(NOTES)
