@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import re
 import secrets
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -70,6 +71,8 @@ class Prompt:
     answer_prefix: str = ""
     shots: tuple[tuple[str, str], ...] = ()
     text_first: bool = False
+
+    earlier = ""  # as Messages.earlier: no question comes before this one
 
     @property
     def context(self) -> str:
@@ -179,12 +182,23 @@ class Elsewhere(abc.ABC):
     def render(self, messages: list[Any]) -> llama_chat_format.ChatFormatterResponse: ...
 
 
-def _bytes(llm: Any, token: int) -> bytes:
-    return llm.piece(token)[0] if isinstance(llm, Elsewhere) else token_bytes(llm, token)
+# of each model: the texts of the tokens that were seen, and the prompts that were laid last
+_PIECES: weakref.WeakKeyDictionary[Any, dict[int, tuple[bytes, bytes]]] = weakref.WeakKeyDictionary()
+_LAID: weakref.WeakKeyDictionary[Any, dict[Any, Laid]] = weakref.WeakKeyDictionary()
+_N_LAID = (
+    4  # a question is laid by itself, by other methods, and with its passages; in a context of 32k each takes a second
+)
 
 
-def _letters(llm: Any, token: int) -> str:
-    return llm.piece(token)[1] if isinstance(llm, Elsewhere) else token_text(llm, token)
+def _pieces(llm: Any, tokens: Sequence[int]) -> list[tuple[bytes, bytes]]:
+    """Of each token its text, which is empty for a control token, and the letters of that."""
+    known = _PIECES.setdefault(llm, {})
+    for token in set(tokens) - known.keys():
+        text, letters = (
+            llm.piece(token) if isinstance(llm, Elsewhere) else (token_bytes(llm, token), token_text(llm, token))
+        )
+        known[token] = text, letters.encode()
+    return [known[token] for token in tokens]
 
 
 def lay(llm: Any, turns: Sequence[Turn], *, chat: bool, answer_prefix: str = "") -> Laid:
@@ -198,20 +212,28 @@ def lay(llm: Any, turns: Sequence[Turn], *, chat: bool, answer_prefix: str = "")
     Raises:
         PCDError: with chat, the model has no template, or it is broken, or does not take these messages.
     """
+    if isinstance(llm, Elsewhere):  # whose messages may have more than text
+        return _laid(llm, turns, chat, answer_prefix)
+    kept, key = _LAID.setdefault(llm, {}), (tuple(turns), chat, answer_prefix)
+    found = kept.pop(key, None) or _laid(llm, turns, chat, answer_prefix)
+    kept[key] = found
+    if len(kept) > _N_LAID:
+        del kept[next(iter(kept))]
+    return dataclasses.replace(found, tokens=list(found.tokens))  # which callers may change
+
+
+def _laid(llm: Any, turns: Sequence[Turn], chat: bool, answer_prefix: str) -> Laid:
     if chat:
         parts, has_bos, stop = _rendered(llm, turns)
     else:
-        parts, has_bos, stop = (
-            [Piece(_storable(text), kind or "text") for text, kind in _without_template(turns)],
-            False,
-            [],
-        )
+        parts = [Piece(_storable(text), kind or "text") for text, kind in _without_template(turns)]
+        has_bos, stop = False, []
     parts.append(Piece(_storable(answer_prefix), "" if chat else "text"))
     tokens, ends = _tokens(llm, parts, not has_bos)
     if not ends:
         return Laid(tokens, [], None, 0, stop)
     spans: list[tuple[str, int, int]] = []
-    at = 0
+    at = n_text = 0
     for part in parts:
         last = at + len(part.text.encode())
         first = int(np.searchsorted(ends, at, side="right"))
@@ -221,7 +243,7 @@ def lay(llm: Any, turns: Sequence[Turn], *, chat: bool, answer_prefix: str = "")
         at = last
     segments = [(first, last) for kind, first, last in spans if kind == "segment"]
     asked = [(first, last) for kind, first, last in spans if kind == "question" and last > first]
-    return Laid(tokens, segments, asked[-1] if asked else None, n_text if segments else 0, stop)
+    return Laid(tokens, segments, asked[-1] if asked else None, n_text, stop)
 
 
 def prompt_tokens(llm: Any, prompt: Prompt, *, chat: bool = False) -> list[int]:
@@ -289,10 +311,8 @@ def _rendered(llm: Any, turns: Sequence[Turn]) -> tuple[list[Piece], bool, list[
     }
     render, problem = llm.render if isinstance(llm, Elsewhere) else chat_formatter(llm), ""
     cause: Exception | None = None
-    for wrapped in (
-        lambda text: text,
-        lambda text: [{"type": "text", "text": text}],
-    ):  # some templates take parts alone
+    # some templates take parts alone
+    for wrapped in (lambda text: text, lambda text: [{"type": "text", "text": text}]):
         messages = [
             {"role": turn[0], "content": wrapped(_EDGE + marks[i] + _EDGE if i in marks else _text(turn).lstrip(" "))}
             for i, turn in enumerate(turns)
@@ -316,11 +336,8 @@ def _rendered(llm: Any, turns: Sequence[Turn]) -> tuple[list[Piece], bool, list[
         parts.append(Piece(before.removesuffix(_EDGE)))
         parts += [piece._replace(kind=piece.kind or "text") for piece in _message(turns[i], stripped=not is_kept)]
         rest = behind.removeprefix(_EDGE)
-    return (
-        [*parts, Piece(rest)],
-        bool(made.added_special),
-        [made.stop] if isinstance(made.stop, str) else made.stop or [],
-    )
+    stop = [made.stop] if isinstance(made.stop, str) else made.stop or []
+    return [*parts, Piece(rest)], bool(made.added_special), stop
 
 
 def _message(turn: Turn, *, stripped: bool) -> list[Piece]:
@@ -358,10 +375,9 @@ def _apart(
     others is tokenised as llama.cpp does it, but without control tokens."""
     borders = [0, *itertools.accumulate(len(part.text.encode()) for part in parts)]
     own, n_foreign = list[tuple[int, int, int]](), 0
-    for token, end in zip(tokens, ends):
-        letters = b"" if _bytes(llm, token) else _letters(llm, token).encode()
+    for token, end, (shown, letters) in zip(tokens, ends, _pieces(llm, tokens)):
         begin = end - len(letters)
-        if letters and begin >= 0 and text[begin:end] == letters:
+        if letters and not shown and begin >= 0 and text[begin:end] == letters:
             at = bisect.bisect_right(borders, begin) - 1
             if parts[at].kind or end > borders[at + 1]:
                 n_foreign += 1
@@ -378,13 +394,13 @@ def _apart(
 
 
 def _n_control(llm: Any, tokens: Sequence[int]) -> int:
-    return sum(not _bytes(llm, token) for token in tokens)
+    return sum(not shown for shown, _ in _pieces(llm, tokens))
 
 
 def _ends(llm: Any, tokens: Sequence[int], text: bytes) -> list[int]:
     """How many bytes of a text each token and those before it have. A space may have been put before it and behind control tokens, and white
     space beside these taken away. Empty: something else was changed."""
-    made = [(_bytes(llm, token), _letters(llm, token).encode()) for token in tokens]
+    made = _pieces(llm, tokens)
     for before in (b"", b" "):
         ends, at, is_first = list[int](), 0, True
         for letters, control in made:

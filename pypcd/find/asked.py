@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["Asked", "Finder", "Hit", "Ranked"]
 
 
+Hold = Callable[[Sequence[int], int], object]
+
+
 @dataclasses.dataclass(frozen=True)
 class Asked:
     """A prompt whose last message ends with a question.
@@ -28,7 +31,7 @@ class Asked:
     llm: Llama
     turns: tuple[Turn, ...]
     chat: bool
-    hold: Callable[[Sequence[int], int], object]
+    hold: Hold
     answer_prefix: str = ""
     earlier: str = ""
 

@@ -8,7 +8,7 @@ found once by `pypcd probe`, and ship with pypcd for some models (heads.py).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pypcd import engine
 from pypcd.errors import UnsupportedError
 from pypcd.find.asked import Asked, Hit, Ranked
-from pypcd.find.heads import heads_of
+from pypcd.find.heads import Heads, heads_of
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama
@@ -32,10 +32,10 @@ class Attention:
     """It looks with the model itself, and so finds reworded questions too."""
 
     def find(self, asked: Asked) -> Ranked:
-        found = heads_of(asked.llm)
-        if found is None:
+        heads = heads_of(asked.llm)
+        if heads is None:
             raise UnsupportedError(f"pypcd probe {asked.llm.model_path} finds out which heads of this model look, too")
-        pays, nothing = attended(asked, asked.question, found.heads), _null(asked, found.heads)
+        pays, nothing = attended(asked, asked.question, heads), _null(asked, heads)
         scores = np.concatenate([pays[il] - nothing[il] for il in pays]).sum(axis=0)
         order = [int(i) for i in np.argsort(-scores, kind="stable") if scores[i] >= SHARE * max(scores.max(), 0)]
         return Ranked([Hit(i, float(scores[i]), "attention") for i in order])
@@ -44,13 +44,15 @@ class Attention:
 Pays = Mapping[int, npt.NDArray[np.float64]]  # as attended() gives it
 
 
-# of each model, the prompt with the empty question that was asked last with the heads that looked, and what it pays
-_NULLS: weakref.WeakKeyDictionary[Llama, tuple[tuple[list[int], Any], Pays]] = weakref.WeakKeyDictionary()
+# of each model, what the empty question pays in the prompt that was asked last, by the heads that looked
+_NULLS: weakref.WeakKeyDictionary[Llama, tuple[Any, Pays]] = weakref.WeakKeyDictionary()
 
 
-def _null(asked: Asked, heads: Mapping[int, Sequence[int]]) -> Pays:
+def _null(asked: Asked, heads: Heads) -> Pays:
     """What the empty question pays: the same for all questions about a text."""
-    key = asked.laid(NULL).tokens, heads
+    *others, (role, message) = asked.turns
+    beside = tuple(piece for piece in message if piece.kind != "question"), asked.chat, asked.answer_prefix
+    key = others, role, beside, heads
     known, pays = _NULLS.get(asked.llm, (None, {}))
     if known != key:
         pays = attended(asked, NULL, heads)
@@ -58,9 +60,7 @@ def _null(asked: Asked, heads: Mapping[int, Sequence[int]]) -> Pays:
     return pays
 
 
-def attended(
-    asked: Asked, question: str, heads: Mapping[int, Sequence[int]] | None = None
-) -> dict[int, npt.NDArray[np.float64]]:
+def attended(asked: Asked, question: str, heads: Heads | None = None) -> dict[int, npt.NDArray[np.float64]]:
     """How much of its attention a question pays to each segment, on average over its tokens.
 
     Args:

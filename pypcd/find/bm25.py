@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +15,8 @@ from pypcd.find.segments import WIDE
 
 __all__ = ["BM25", "words"]
 
-_SIGNS = (
-    r"\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff"  # vowel signs are no \w
-)
+# vowel signs are no \w
+_SIGNS = r"\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff"
 _TERM = re.compile(rf"[{WIDE}]+|(?:(?![{WIDE}])[\w{_SIGNS}])+")
 
 
@@ -40,21 +41,30 @@ def _stop_words(texts: Iterable[Sequence[str]]) -> frozenset[str]:
     return max(lists, key=lambda some: sum(word in some for word in flat))
 
 
+@functools.lru_cache(maxsize=4)
+def _index(segments: tuple[str, ...]) -> tuple[Any, frozenset[str]]:
+    """What bm25s searches, None if no segment has a word; and the stop words. The same for all questions about a text."""
+    import bm25s  # type: ignore[import-untyped]
+
+    texts = [words(segment) for segment in segments]
+    stop = _stop_words(texts)
+    texts = [[word for word in text if word not in stop] for text in texts]
+    if not any(texts):
+        return None, stop
+    index = bm25s.BM25()
+    index.index(texts, show_progress=False)
+    return index, stop
+
+
 class BM25:
     """It needs no model."""
 
     def find(self, asked: Asked) -> Ranked:
-        import bm25s  # type: ignore[import-untyped]
-
-        texts = [words(segment) for segment in asked.segments]
-        stop = _stop_words(texts)
-        texts = [[word for word in text if word not in stop] for text in texts]
+        index, stop = _index(asked.segments)
         asks = words(asked.question) + (words(asked.own) if asked.earlier else [])  # more than the question before it
         query = [word for word in asks if word not in stop]
-        if not any(texts) or not query:
+        if index is None or not query:
             return Ranked([])
-        index = bm25s.BM25()
-        index.index(texts, show_progress=False)
         scores = np.asarray(index.get_scores(query), np.float64)
         order = np.argsort(-scores, kind="stable")
         return Ranked([Hit(int(i), float(scores[i]), "bm25") for i in order if scores[i] > 0])

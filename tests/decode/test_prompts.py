@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import weakref
 from typing import Any
 
 import pytest
@@ -44,9 +46,27 @@ def test_where_pieces_are_among_the_tokens(
     assert [token_bytes(shared, token) for token in laid.tokens[2:]] == made
 
 
+def test_a_prompt_is_tokenized_once(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is laid, and whatever is done with what that gives; others are not taken for it."""
+    llm, calls = load(tiny("llama"), False), list[bytes]()
+    tokenize = llm.tokenize
+    monkeypatch.setattr(llm, "tokenize", lambda text, **how: calls.append(text) or tokenize(text, **how))
+    one, other = turn((S, "AB"), (Q, "Q")), turn((S, "A"), (S, "B"), (Q, "Q"))
+    first = lay(llm, one, chat=False)
+    first.tokens.append(7)
+    assert lay(llm, one, chat=False) == dataclasses.replace(first, tokens=first.tokens[:-1]) and calls == [b"ABQ"]
+    assert lay(llm, other, chat=False).segments == [(2, 3), (3, 4)] and len(calls) == 2
+    for i in range(4):
+        lay(llm, turn((Q, "Q" * i)), chat=False)
+    n = len(calls)
+    assert lay(llm, one, chat=False).tokens == first.tokens[:-1] and len(calls) == n + 1, "the oldest were forgotten"
+
+
 def test_of_a_text_that_the_tokenizer_changes_nobody_can_tell(
     shared: pypcd.Llama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("pypcd.prompt._PIECES", weakref.WeakKeyDictionary())  # as of a model that was not asked yet
+    monkeypatch.setattr("pypcd.prompt._LAID", weakref.WeakKeyDictionary())
     monkeypatch.setattr("pypcd.prompt.token_bytes", lambda llm, token: token_bytes(llm, token).lower())
     laid = lay(shared, turn((S, "AB"), (Q, "Q")), chat=False)
     assert laid == Laid(laid.tokens, [], None, 0, []) and len(laid.tokens) == 5
