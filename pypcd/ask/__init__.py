@@ -38,7 +38,6 @@ __all__ = [
     "Source",
     "ask",
     "documents_in",
-    "method_of",
     "prompt_of",
     "sources_of",
     "stoppable",
@@ -111,7 +110,7 @@ def stoppable(llm: Llama, writing: Asking | Writing, stopped: Callable[[], bool]
         writing.close()
 
 
-class Asked(TypedDict, total=False):
+class Options(TypedDict, total=False):
     """The arguments of ask() besides the question."""
 
     plain: bool
@@ -125,7 +124,7 @@ class Asked(TypedDict, total=False):
     cache: bool
 
 
-def ask(llm: Llama, documents: Documents = (), question: str = "", **how: Unpack[Asked]) -> Answer:
+def ask(llm: Llama, documents: Documents = (), question: str = "", **how: Unpack[Options]) -> Answer:
     """Answer a question about documents. The other arguments and the errors are stream()'s.
 
     Args:
@@ -194,10 +193,10 @@ def stream(
     prompt = prompt_of(messages)
     chat = has_template(llm) if chat is None else chat
     how: Any = {"max_tokens": max_tokens, "stop": stop, "chat": chat}
-    return Asking(messages, method_of(method, llm).stream(session, prompt, **how))
+    return Asking(messages, _method_of(method, llm).stream(session, prompt, **how))
 
 
-def method_of(method: str | Method, llm: Llama) -> Method:
+def _method_of(method: str | Method, llm: Llama) -> Method:
     """A method by its name, with the model's PCD setting if it has none of its own."""
     made = parse({"plain": "greedy"}.get(method, method)) if isinstance(method, str) else method
     if isinstance(made.rows, Plain) and llm.pcd is not None:

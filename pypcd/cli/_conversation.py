@@ -9,7 +9,7 @@ from typing import Any
 
 import pypcd
 from pypcd import PCDConfig, PCDError, UnsupportedError, ask, files
-from pypcd.ask import Answer, documents_in
+from pypcd.ask import Answer, Message, documents_in
 from pypcd.cli import _options
 from pypcd.cli._figures import Figures, takes
 from pypcd.cli._text import counted
@@ -19,9 +19,6 @@ from pypcd.document import Document
 from pypcd.errors import InputError
 from pypcd.prompt import Laid, chat_formatter, has_template, lay
 from pypcd.settings.config import PCDSetting, typed
-
-# {"role": ..., "content": ...}; one of the user's may have "documents", a list of Document, which the model gets in front of the content
-Message = dict
 
 
 class ContextFull(PCDError):

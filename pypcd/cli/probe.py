@@ -25,9 +25,9 @@ def run(args: argparse.Namespace) -> int:
     with _terminal.progress(None, "asking", unit=" questions") as bar:
         heads = probe(llm, lambda n, total: bar.update(n - bar.n))
     path = keep_heads(llm, heads)
-    listed = ", ".join(f"{il}: {' '.join(map(str, some))}" for il, some in heads.heads.items())
+    listed = ", ".join(f"{il}: {' '.join(map(str, some))}" for il, some in heads.items())
     if args.json:
-        print(json.dumps({"model": args.model, **heads.as_dict()}))
+        print(json.dumps({"model": args.model, "heads": heads}))
     else:
         print(f"heads that retrieve, by layer: {listed}")
         _terminal.say(f"kept in {path}; questions about documents look with them from now on")

@@ -21,7 +21,7 @@ from pypcd.settings.ranges import Integer
 if TYPE_CHECKING:
     from pypcd.llama import Llama
 
-__all__ = ["Answer", "Answering", "Edit", "Edited", "Method", "Writing"]
+__all__ = ["Answer", "Answering", "Edit", "Edited", "Method", "Writing", "fitted"]
 
 
 class Answering(Protocol):
@@ -39,6 +39,16 @@ class Edited(NamedTuple):
 
     prompt: AnyPrompt
     found: Found = Found()
+
+
+def fitted(llm: Any, given: AnyPrompt, edited: Edited, *, chat: bool, n_ctx: int) -> tuple[AnyPrompt, Found, Laid]:
+    """An edited prompt, what was found for it, and its tokens; or the given one, if the context has no room for the passages."""
+    prompt, found = edited
+    laid = lay(llm, prompt.turns, chat=chat, answer_prefix=prompt.answer_prefix)
+    if found.passages and len(laid.tokens) + 2 >= n_ctx:
+        prompt, found = given, Found(note="nothing was repeated: the context has no room for it")
+        laid = lay(llm, prompt.turns, chat=chat, answer_prefix=prompt.answer_prefix)
+    return prompt, found, laid
 
 
 class Edit(Protocol):
@@ -282,16 +292,13 @@ class Writing:
                 how = {"max_tokens": max_tokens or self._most, "chat": self._chat}
                 return plain.generate(self._session, prompt, **how).text
 
-            prompt, self._found = edit.edit(self._session, prompt, chat=self._chat, answer=answer)
-        self._lay(prompt)
-        if self._found.passages and len(self._laid.tokens) + 2 >= self._session.llm.n_ctx():
-            prompt, self._found = self._prompt, Found(note="nothing was repeated: the context has no room for it")
-            self._lay(prompt)
+            edited = edit.edit(self._session, prompt, chat=self._chat, answer=answer)
+        else:
+            edited = Edited(prompt)
+        llm = self._session.llm
+        prompt, self._found, self._laid = fitted(llm, prompt, edited, chat=self._chat, n_ctx=llm.n_ctx())
         self._stop += tuple(filter(None, self._laid.stop))
         return prompt
-
-    def _lay(self, prompt: Any) -> None:
-        self._laid = lay(self._session.llm, prompt.turns, chat=self._chat, answer_prefix=prompt.answer_prefix)
 
     def _watch(self, token: int, row: Logits) -> None:
         if self._did is not None:

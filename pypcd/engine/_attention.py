@@ -32,9 +32,8 @@ Floats = npt.NDArray[np.float32]
 
 _CELLS = 4096  # that are read at once: 8 MiB of keys in a model with 1,024 numbers a cell
 _TYPES = {0: np.float32, 1: np.float16}  # ggml's numbers of types; others are converted by ggml
-_LAYOUTS = [
-    (header, stride) for header in (4, 3, 2, 1) for stride in (3, 6, 5, 2)
-]  # of a state's head, in 32-bit words
+# of a state's head, in 32-bit words
+_LAYOUTS = [(header, stride) for header in (4, 3, 2, 1) for stride in (3, 6, 5, 2)]
 
 
 def attention(
@@ -84,12 +83,10 @@ class _Reader:
         self.weights, self.heads = weights, heads
         self.last = math.inf if heads is None else max(heads)
         self.n_seen = 0  # layers with attention
-        self.names = set[
-            bytes
-        ]()  # of their operations, which PCD's own keys have too (PCDConfig.cache="separate"), afterwards
-        self.found: dict[
-            int, tuple[Floats, int, npt.NDArray[np.intp]]
-        ] = {}  # sums, the mask's address, the cells that are seen
+        # of their operations; PCD's own keys have operations of the same names, afterwards (PCDConfig.cache="separate")
+        self.names = set[bytes]()
+        # sums, the mask's address, the cells that are seen
+        self.found: dict[int, tuple[Floats, int, npt.NDArray[np.intp]]] = {}
         self.failed: BaseException | None = None
 
     def __call__(self, tensor: int, is_asking: bool, _: Any) -> bool:
@@ -118,7 +115,7 @@ class _Reader:
             return  # it sees all, such as an encoder
         if Tensor.from_address(address).ne[2] != 1 or Tensor.from_address(node.src[0]).ne[3] != 1:
             return  # heads that each see another choice of cells (MiniMax M3)
-        mask = _rows(address, 0, n)[0].astype(np.float32)
+        mask = _rows(address, 0, n)
         n_heads = Tensor.from_address(node.src[0]).ne[2]
         chosen = range(n_heads) if self.heads is None else self.heads[il]
         if not all(0 <= head < n_heads for head in chosen):
@@ -128,7 +125,7 @@ class _Reader:
         if is_flash:
             each = [_softmax(x) for x in _scores(node, mask, n, chosen)]
         else:
-            each = [_rows(tensor, head, n)[0] for head in chosen]
+            each = [_rows(tensor, head, n) for head in chosen]
         sums = np.stack([self.weights @ row for row in each])
         self.found[il] = sums, address, np.flatnonzero(np.isfinite(mask[-1]))
 
@@ -140,9 +137,8 @@ class _Reader:
         if not whole:
             return {}
         order = _positions(llm, n)
-        has_windows = (
-            len({address for _, address, _ in whole.values()}) > 1
-        )  # whose layers order their cells by themselves
+        # layers with a window order their cells by themselves
+        has_windows = len({address for _, address, _ in whole.values()}) > 1
         if has_windows and not np.array_equal(order, _positions(llm, n, of_window=True)):
             raise UnsupportedError("the attention of a model with sliding windows cannot be read beside this text")
         return {il: sums[:, cells[np.argsort(order)]] for il, (sums, _, cells) in whole.items()}
@@ -203,10 +199,10 @@ def _tensor(address: int) -> Floats:
 
 
 def _rows(address: int, i2: int, n: int) -> Floats:
-    """The first n rows of one matrix of a tensor of floats, float32[1, n, ne[0]]."""
+    """The first n rows of one matrix of a tensor of floats, float32[n, ne[0]]."""
     head = Tensor.from_address(address)
     raw = _raw(address, i2 * head.nb[2], (n - 1) * head.nb[1] + head.ne[0] * head.nb[0])
-    return _strided(raw, (1, n, head.ne[0]), (0, head.nb[1], head.nb[0]), _TYPES[head.type])
+    return _strided(raw, (n, head.ne[0]), (head.nb[1], head.nb[0]), _TYPES[head.type])
 
 
 def _keys(address: int, begin: int, end: int) -> Floats:

@@ -66,7 +66,7 @@ def probe(llm: Llama, progress: Callable[[int, int], object] = lambda n, total: 
     for at in np.argsort(-mean, axis=None, kind="stable")[:N_HEADS]:
         i, head = divmod(int(at), mean.shape[1])
         heads.setdefault(layers[i], []).append(head)
-    return Heads({il: sorted(some) for il, some in sorted(heads.items())})
+    return {il: sorted(some) for il, some in sorted(heads.items())}
 
 
 def _turns(text: list[str]) -> tuple[tuple[str, tuple[Piece, ...]], ...]:

@@ -25,6 +25,5 @@ class Both:
         pairs = itertools.zip_longest(by_attention.hits, by_words.hits)
         order = dict.fromkeys(hit.index for pair in pairs for hit in pair if hit)
         hits = {hit.index: hit for hit in (*by_words.hits, *by_attention.hits)}
-        found = [by_attention.hits[:1], by_words.hits[:1]]
-        agree = [hit.index for hit in found[0]] == [hit.index for hit in found[1]]
-        return Ranked([hits[i] for i in order], 2 if agree else 3)
+        firsts = {tuple(hit.index for hit in ranked.hits[:1]) for ranked in (by_attention, by_words)}
+        return Ranked([hits[i] for i in order], 1 + len(firsts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import pathlib
@@ -10,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pypcd import engine, files
+from pypcd.errors import InputError
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama
@@ -17,17 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Heads", "heads_of", "keep_heads"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Heads:
-    """
-    Attributes:
-        heads: by layer, both counted from 0 as engine.attention() does.
-    """
-
-    heads: Mapping[int, Sequence[int]]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"heads": {str(il): list(some) for il, some in self.heads.items()}}
+Heads = Mapping[int, Sequence[int]]  # by layer, both counted from 0 as engine.attention() does
 
 
 def heads_of(llm: Llama) -> Heads | None:
@@ -51,7 +41,7 @@ def keep_heads(llm: Llama, heads: Heads) -> pathlib.Path:
     """
     path = _path(llm)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    files.write(path, files.json_text(heads.as_dict()) + b"\n")
+    files.write(path, files.json_text(heads) + b"\n")
     return path
 
 
@@ -62,8 +52,10 @@ def model_id(llm: Llama) -> str:
 
 
 def _heads(record: Any) -> Heads:
-    heads = {int(il): [int(head) for head in some] for il, some in record["heads"].items()}
-    return Heads(heads)
+    heads = {int(il): [int(head) for head in some] for il, some in record.items()}
+    if not heads:
+        raise InputError("it names no heads")
+    return heads
 
 
 @functools.cache

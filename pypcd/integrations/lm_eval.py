@@ -16,7 +16,7 @@ NAME, HOME = "pypcd", "pypcd.integrations.harness:HarnessModel"
 
 def register() -> None:
     """Add pypcd to the models of lm_eval, which has been imported."""
-    from lm_eval.api.registry import model_registry  # type: ignore[import-not-found]
+    from lm_eval.api.registry import model_registry  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     if NAME not in model_registry:
         model_registry.register(NAME, target=HOME)
@@ -29,7 +29,7 @@ def main() -> None:
         UnsupportedError: lm_eval is not installed.
     """
     try:
-        from lm_eval.__main__ import cli_evaluate  # type: ignore[import-not-found]
+        from lm_eval.__main__ import cli_evaluate  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ModuleNotFoundError as error:
         if error.name != "lm_eval":
             raise

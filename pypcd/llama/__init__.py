@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     )
     from typing_extensions import Unpack
 
-    from pypcd.ask import Answer, Asked, Documents
+    from pypcd.ask import Answer, Documents
+    from pypcd.ask import Options as AskOptions
     from pypcd.llama import options
 
 __all__ = ["Llama"]
@@ -556,7 +557,7 @@ class Llama(llama_cpp.Llama):
         self.n_tokens += len(tokens)
         self._requires_eval = False
 
-    def ask(self, documents: Documents = (), question: str = "", **how: Unpack[Asked]) -> Answer:
+    def ask(self, documents: Documents = (), question: str = "", **how: Unpack[AskOptions]) -> Answer:
         """Answer a question about documents: pypcd.ask.ask(), which says what the arguments are. pypcd.ask.stream() gives the answer piece
         by piece.
 

@@ -19,7 +19,6 @@ import logging
 import os
 import pathlib
 import sys
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,11 +28,12 @@ from llama_cpp.llama_chat_format import ChatFormatterResponse
 from pypcd import engine
 from pypcd.ask.messages import prompt_of, sources_of
 from pypcd.decode import Replay
+from pypcd.decode.method import Edited, fitted
 from pypcd.decode.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache, id_of
 from pypcd.document import SPACE
-from pypcd.errors import MENDABLE, InputError, PCDError
+from pypcd.errors import MENDABLE, InputError, PCDError, UnsupportedError
 from pypcd.find import Found
-from pypcd.prompt import Elsewhere, lay
+from pypcd.prompt import Elsewhere
 from pypcd.server.chats import document_in, is_text, talk_of
 
 MEMORY = 2 << 30  # bytes that a request may take
@@ -72,6 +72,10 @@ class Model(Elsewhere):
         return ChatFormatterResponse(prompt=self.call("render", whole))
 
 
+def _hold(tokens: Sequence[int], n_text: int) -> None:
+    raise UnsupportedError("llama-server does not read attention")
+
+
 def _chat(request: Mapping[str, Any], model: Model) -> dict[str, Any]:
     """The tokens of a chat's prompt, or, if there is more than text in it, its messages with the documents' texts; and the passages."""
     wanted, messages = request["replay"], request["messages"]
@@ -87,19 +91,14 @@ def _chat(request: Mapping[str, Any], model: Model) -> dict[str, Any]:
     model.messages = messages
     for message in talk:  # the others' are left as they are
         message["role"] = message["role"] if message["role"] in _OURS else "assistant"
-    prompt, found = prompt_of(talk), None
-    turns = prompt.turns
+    prompt = prompt_of(talk)
+    edited = Edited(prompt)
     if wanted is not False and talk[-1]["role"] != "user":
-        found = Found(note="the last message is not the user's")
+        edited = Edited(prompt, Found(note="the last message is not the user's"))
     elif wanted is not False and talk[-1]["content"].strip():
-        session: Any = types.SimpleNamespace(llm=model, hold=None)
-        edited = Replay(finder="bm25").edit(session, prompt, chat=True, answer=lambda *_: "")
-        turns, found = edited.prompt.turns, edited.found
-    laid = lay(model, turns, chat=True)
-    if found and found.passages and len(laid.tokens) + 2 >= request["n_ctx"]:
-        found = Found(note="nothing was repeated: the context has no room for it")
-        laid = lay(model, prompt.turns, chat=True)
-    passages, note = sources_of(found or Found(), talk)
+        edited = Replay(finder="bm25").repeated(model, prompt, chat=True, hold=_hold)
+    _, found, laid = fitted(model, prompt, edited, chat=True, n_ctx=request["n_ctx"])
+    passages, note = sources_of(found, talk)
     told = [dataclasses.asdict(passage) for passage in passages]
     return {
         "tokens": laid.tokens,

@@ -37,7 +37,7 @@ from pypcd.decode.prompt_cache import PromptCache
 from pypcd.document import Document
 from pypcd.engine._results import Change
 from pypcd.evaluation import executors
-from pypcd.find.heads import Heads, keep_heads
+from pypcd.find.heads import keep_heads
 from pypcd.prompt import Laid
 
 ENV = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "GGML_NO_BACKTRACE": "1", "PYTHONUTF8": "1"}
@@ -283,9 +283,7 @@ def test_a_question_about_a_document_has_its_passages_again(arch, finder, tmp_pa
     how = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1}
     stock = llama_cpp.Llama(path, verbose=False, **how)
     with contextlib.closing(stock), pypcd.Llama(path, **how) as llm:
-        keep_heads(
-            llm, Heads({0 if arch == "lfm2" else 2: [0, 3]})
-        )  # layers that slide, or have no attention, are before it
+        keep_heads(llm, {0 if arch == "lfm2" else 2: [0, 3]})  # layers that slide, or have no attention, are before it
         session, before = Conversation(llm, _options.GenerationSettings(max_tokens=12)), []
         session.attach(NOTES)
         session.replay = Replay(n=1, finder=finder)

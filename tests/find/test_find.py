@@ -227,7 +227,7 @@ def test_scores_are_what_is_paid_beyond_an_empty_question(
     llm = load(tiny("llama"), False)
     pays = {"Who?": {1: np.array([[1.0, 4.0, 2.0, 0.0]])}, attention.NULL: {1: np.array([[1.0, 1.0, 0.0, 2.0]])}}
     monkeypatch.setattr(attention, "attended", lambda asked, question, heads: pays[question])
-    known = heads.Heads({1: [0]})
+    known = {1: [0]}
     monkeypatch.setattr(attention, "heads_of", lambda llm: known)
     found = attention.Attention().find(asked(" Who?", llm=llm))
     assert [(hit.index, hit.score) for hit in found.hits] == [(1, 3.0), (2, 2.0)], (
@@ -254,8 +254,8 @@ def test_heads_that_were_found_here_come_before_those_that_ship(
         monkeypatch.setenv(name, str(tmp_path))
     llm = load(tiny("llama"), False)
     assert heads.model_id(llm) == "llama" and heads.heads_of(llm) is None
-    shipped, found = heads.Heads({0: [1]}), heads.Heads({0: [2, 3], 2: [0]})
-    monkeypatch.setattr(heads, "_shipped", lambda: {"llama": json.loads(json.dumps(shipped.as_dict()))})
+    shipped, found = {0: [1]}, {0: [2, 3], 2: [0]}
+    monkeypatch.setattr(heads, "_shipped", lambda: {"llama": json.loads(json.dumps(shipped))})
     assert heads.heads_of(llm) == shipped
     path = heads.keep_heads(llm, found)
     assert heads.heads_of(llm) == found and not caplog.records
@@ -263,9 +263,9 @@ def test_heads_that_were_found_here_come_before_those_that_ship(
         b"",
         b"[]",
         b"{}",
-        b'{"heads": {"x": [1]}, "n": 1}',
+        b'{"x": [1]}',
         b"\xff",
-        b'{"heads": {"0": 3}}',
+        b'{"0": 3}',
     ):
         path.write_bytes(damaged)
         caplog.clear()
@@ -276,4 +276,4 @@ def test_heads_that_were_found_here_come_before_those_that_ship(
 def test_the_lists_that_ship_are_lists() -> None:
     for name, record in heads._shipped().items():
         known = heads._heads(record)
-        assert known.heads and all(known.heads.values()) and name == name.casefold()
+        assert known and all(known.values()) and name == name.casefold()
