@@ -25,11 +25,6 @@ LLAMA_API int32_t llama_pcd_set_tap(
 LLAMA_API int32_t llama_pcd_set_eval_callback(
         struct llama_context * ctx, ggml_backend_sched_eval_callback callback, void * user_data, char * err, size_t n_err);
 
-// The cells of a layer's cache that hold positions 0 .. n-1 of a sequence, into cells[n]; -1 where there is none. They are the columns of
-// its attention weights. Returns how many there are; 0 also for memory that PCD knows nothing of, or without kv_unified.
-LLAMA_API int32_t llama_pcd_get_cells(
-        struct llama_context * ctx, int32_t il, llama_seq_id seq_id, int32_t * cells, int32_t n);
-
 //
 // measuring
 //

@@ -219,12 +219,6 @@ int32_t llama_pcd_set_eval_callback(
     });
 }
 
-int32_t llama_pcd_get_cells(llama_context * ctx, int32_t il, llama_seq_id seq_id, int32_t * cells, int32_t n) {
-    int32_t res = 0;
-    llama_pcd_guarded(nullptr, 0, [&]() { res = llama_pcd_memory(*ctx).cells_of(il, seq_id, cells, n); });
-    return res;
-}
-
 //
 // formulas
 //

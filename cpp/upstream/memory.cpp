@@ -200,22 +200,6 @@ std::vector<std::vector<int32_t>> llama_pcd_memory::all_cells(llama_seq_id seq_i
     return res;
 }
 
-int32_t llama_pcd_memory::cells_of(int32_t il, llama_seq_id seq_id, int32_t * cells, int32_t n) const {
-    std::fill(cells, cells + n, -1);
-
-    int32_t res = 0;
-    for (const auto * kv : kvs) {
-        if (!llama_pcd::keys_of(*kv, il) || kv->get_n_stream() != 1) {
-            continue;
-        }
-        for (const auto & [pos, j] : llama_pcd_cells_at(*kv, seq_id, 0, n)) {
-            cells[pos] = (int32_t) j;
-            ++res;
-        }
-    }
-    return res;
-}
-
 bool llama_pcd_memory::has_all_before(llama_seq_id seq_id, llama_pos pos, llama_pos end) const {
     for (const auto * kv : kvs) {
         const auto & own = llama_pcd::cells(*kv).seq_pos_get(seq_id);

@@ -90,9 +90,6 @@ struct llama_pcd_memory {
     // the cells of a sequence in each cache
     std::vector<std::vector<int32_t>> all_cells(llama_seq_id seq_id) const;
 
-    // see llama_pcd_get_cells
-    int32_t cells_of(int32_t il, llama_seq_id seq_id, int32_t * cells, int32_t n) const;
-
     // whether sliding-window layers still have all that the tokens of a sequence at positions [pos, end) see
     bool has_all_before(llama_seq_id seq_id, llama_pos pos, llama_pos end) const;
 
