@@ -20,10 +20,8 @@ __all__ = ["text_of"]
 
 GAP = 1.5  # font sizes between two words of which each is a column's
 NARROW = 0.75  # of the width between even margins: less is lines that were not wrapped, such as a poem's
-SYMBOL, COUNT = (
-    r"[•‣▪◦●○■□·*]",
-    r"(?:[-–—]|\(?\w{1,3}[.)])",
-)  # an item of a list begins with; the second may stand in a text
+# an item of a list begins with; the second may stand in a text
+SYMBOL, COUNT = r"[•‣▪◦●○■□·*]", r"(?:[-–—]|\(?\w{1,3}[.)])"
 BULLET, NUMBER, MARK = re.compile(rf"{SYMBOL}\s"), re.compile(rf"{COUNT}\s"), re.compile(f"{SYMBOL}|{COUNT}")
 HYPHEN = re.compile(r"(?<=\w)[-‐\u00ad]$")
 LINE_HYPHEN = "\x02\ufffe"  # pdfium has it in place of a hyphen and a line's end

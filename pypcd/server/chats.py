@@ -19,9 +19,8 @@ KEPT = 64 << 20  # characters of documents that are kept: a conversation sends i
 TEXTS = '{"name": "report.txt", "text": "…"}'
 BYTES = '{"filename": "report.pdf", "file_data": the file\'s bytes in base64, or a data URL with them}'
 
-_kept: collections.OrderedDict[tuple[str, str, str, tuple[int, ...]], Document] = (
-    collections.OrderedDict()
-)  # those read last at its end
+# those read last at its end
+_kept: collections.OrderedDict[tuple[str, str, str, tuple[int, ...]], Document] = collections.OrderedDict()
 
 
 def talk_of(messages: Sequence[dict[str, Any]], documents: Any) -> list[dict[str, Any]]:
