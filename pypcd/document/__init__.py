@@ -30,11 +30,13 @@ class Document:
     Attributes:
         name: the file's, for people.
         pages: the offsets in the text at which its pages begin; empty: it has none, as only PDFs have.
+        first_line: the file's line on which the text begins, if there are no pages.
     """
 
     name: str
     text: str
     pages: tuple[int, ...] = ()
+    first_line: int = 1
 
     @classmethod
     def of(cls, name: str, text: str, pages: Sequence[int] = ()) -> Document:
@@ -51,6 +53,8 @@ class Document:
             raise InputError(f"{name} has no text; pictures of pages, such as a scan, are not read")
         n_before = whole.index(text[0])
         begins = itertools.accumulate(map(len, parts[:-1]))
+        if not pages:
+            return cls(name, text, first_line=whole.count("\n", 0, n_before) + 1)
         return cls(name, text, tuple(min(max(begin - n_before, 0), len(text)) for begin in begins))
 
     @functools.cached_property
@@ -59,7 +63,7 @@ class Document:
         return pieces(self.text)
 
     def place(self, begin: int, end: int) -> str:
-        """Where a part of the text stands, for people: "page 3", "pages 3-4", or without pages "line 12", "lines 12-14", from 1. White
+        """Where a part of the text stands, for people: "page 3", "pages 3-4", or without pages "line 12", "lines 12-14" of the file, from 1. White
         space at the part's end does not count.
 
         Args:
@@ -76,7 +80,7 @@ class Document:
         if self.pages:
             what, numbers = "page", [bisect.bisect_right(self.pages, at) for at in (begin, last)]
         else:
-            what, numbers = "line", [self.text.count("\n", 0, at) + 1 for at in (begin, last)]
+            what, numbers = "line", [self.text.count("\n", 0, at) + self.first_line for at in (begin, last)]
         return f"{what} {numbers[0]}" if numbers[0] == numbers[1] else f"{what}s {numbers[0]}-{numbers[1]}"
 
     def prompt(self, question: str = "") -> Prompt:
