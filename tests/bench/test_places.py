@@ -83,6 +83,12 @@ def test_what_left_is_how_many_more_of_each_operation_a_graph_has_than_plain_dec
         assert left.get(name, 0) == max(most - usual, 0) and left.get(name) != 0
 
 
+def test_flash_attention_that_the_device_lacks_has_not_left_it() -> None:
+    flash, ours = {"FLASH_ATTN_EXT of __fattn__": 3}, {"FLASH_ATTN_EXT of node": 3, "ROPE of b": 1}
+    assert left_device([graph({**flash, **ours})], [graph(flash)]) == {"ROPE of b": 1}
+    assert left_device([graph(ours)], [graph({})]) == ours
+
+
 def test_on_the_cpu_alone_nothing_is_said(tiny: Tiny, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
     assert placements(load(tiny("llama"), False)) == {}
     assert main(["info", str(tiny("llama"))]) == 0
