@@ -11,6 +11,18 @@
 
 using json = common_json;
 
+static json value_of(const pcd_field & field, const llama_pcd_params & p) {
+    if (field.number) {
+        return json(std::stod(string_format("%.7g", p.*field.number))); // 0.1, not 0.10000000149
+    }
+    for (const auto & [number, text] : field.names) {
+        if (number == p.*field.integer) {
+            return text ? json(text) : json(nullptr);
+        }
+    }
+    return json(p.*field.integer);
+}
+
 json server_pcd_request::to_json() const {
     if (!on) {
         return json(false);
@@ -18,7 +30,7 @@ json server_pcd_request::to_json() const {
     json res = json::object();
     for (const auto & field : pcd_fields) {
         if (field.is_own) {
-            res[field.name] = server_pcd.value_of(field, params);
+            res[field.name] = value_of(field, params);
         }
     }
     return res;
@@ -40,19 +52,23 @@ json server_pcd_props() {
         return json { { "refusal", server_pcd.refusal } };
     }
     json setting = json::object();
+    json own     = json::array(); // what a request may change
     for (const auto & field : pcd_fields) {
-        setting[field.name] = server_pcd.value_of(field, server_pcd.setting);
+        setting[field.name] = value_of(field, server_pcd.setting.params);
+        if (field.is_own && !(field.is_of_twin && server_pcd.context.cache == LLAMA_PCD_CACHE_SEPARATE)) { // second keys follow the view
+            own.push_back(field.name);
+        }
     }
     json presets = json::object();
     for (const auto & name : server_pcd.runs) {
-        presets[name] = server_pcd_request { true, server_pcd.preset(name) }.to_json();
+        presets[name] = server_pcd.preset(name)->to_json();
     }
     return json {
         { "default",     server_pcd.by_default },
         { "setting",     setting },
         { "presets",     presets },
         { "recommended", server_pcd.recommended },
-        { "per_request", server_pcd.own_names() },
+        { "per_request", own },
     };
 }
 
@@ -100,7 +116,7 @@ void server_pcd_answer::count(llama_context * ctx, const std::vector<int32_t> & 
 }
 
 // what PCD did, as Python says it (str() of pypcd.PCDAnswer)
-static std::string sentence(const server_pcd_answer & answer, const std::string & setting, uint64_t n_prompt, uint64_t n_tokens) {
+static std::string sentence(const server_pcd_answer & answer, uint64_t n_prompt, uint64_t n_tokens) {
     const auto & counts = answer.counts;
     const bool is_one   = answer.request.params.min_first_entropy > 0; // an answer that begins too early is plain to its end
     const bool is_short = n_prompt + (is_one ? 1 : n_tokens) <= (uint64_t) answer.request.params.min_context;
@@ -110,7 +126,7 @@ static std::string sentence(const server_pcd_answer & answer, const std::string 
     string_replace_all(res, "{n_changed}",   std::to_string(counts.n_changed));
     string_replace_all(res, "{n_tokens}",    std::to_string(n_tokens));
     string_replace_all(res, "{min_context}", std::to_string(answer.request.params.min_context));
-    string_replace_all(res, "{setting}",     setting);
+    string_replace_all(res, "{setting}",     answer.request.text);
     return res;
 }
 
@@ -118,10 +134,8 @@ void server_pcd_answer::to_json(json & timings, uint64_t n_prompt, uint64_t n_to
     if (!server_pcd.is_given) {
         return;
     }
-    const std::string setting = request.on ? server_pcd.typed(request.params) : "off";
-
-    timings["pcd_setting"]     = setting;
-    timings["pcd_answer"]      = sentence(*this, setting, n_prompt, n_tokens);
+    timings["pcd_setting"]     = request.text;
+    timings["pcd_answer"]      = sentence(*this, n_prompt, n_tokens);
     timings["pcd_twins"]       = counts.n_twins;
     timings["pcd_skipped"]     = counts.n_skipped;
     timings["pcd_contrasted"]  = counts.n_contrasted;

@@ -20,7 +20,7 @@ using json = common_json;
 using reply_fn = std::function<json(const json & call)>;
 
 static constexpr int    SECONDS = 60; // that a request's documents may take
-static constexpr size_t N_MOST  = 2;  // workers
+static constexpr size_t N_MOST  = 2;  // workers at once; one more for a setting, which would wait long behind documents
 
 //
 // workers
@@ -65,11 +65,11 @@ public:
     worker() {
         const char * python = std::getenv("PYPCD_PYTHON");
         if (!python || !*python) {
-            throw std::invalid_argument("documents need a server that `pypcd serve` started");
+            throw std::invalid_argument("documents and values of settings need a server that `pypcd serve` started");
         }
         const int options = subprocess_option_no_window | subprocess_option_inherit_environment;
         if (!process.create({ python, "-m", "pypcd.server.worker" }, options, {}, std::getenv("PYPCD_ROOT"))) {
-            throw std::runtime_error(std::string("documents cannot be read: ") + python + " did not start");
+            throw std::runtime_error(std::string("documents and settings cannot be read: ") + python + " did not start");
         }
     }
 
@@ -114,10 +114,10 @@ public:
             throw std::invalid_argument(string_format("the documents took more than %d seconds to read; send them as texts", SECONDS));
         }
         if (res.is_null()) {
-            throw ended_error("documents cannot be read: " + last_words());
+            throw ended_error("documents and settings cannot be read: " + last_words());
         }
         if (res.contains("fault")) {
-            throw std::runtime_error("documents cannot be read: " + res.at("fault").get<std::string>());
+            throw std::runtime_error("documents and settings cannot be read: " + res.at("fault").get<std::string>());
         }
         if (res.contains("error")) {
             throw std::invalid_argument(res.at("error").get<std::string>());
@@ -186,7 +186,7 @@ json server_pcd_ask_worker(const json & request, const reply_fn & own) {
     std::unique_ptr<worker> cur;
     {
         std::unique_lock<std::mutex> lock(mutex_idle);
-        one_is_idle.wait(lock, []() { return !idle.empty() || n_workers < N_MOST; });
+        one_is_idle.wait(lock, [&]() { return n_workers - idle.size() < N_MOST + request.contains("setting"); });
         if (idle.empty()) {
             ++n_workers;
         } else {
@@ -203,7 +203,7 @@ json server_pcd_ask_worker(const json & request, const reply_fn & own) {
             } else {
                 --n_workers;
             }
-            one_is_idle.notify_one();
+            one_is_idle.notify_all();
         }
     } at_end { cur };
     if (cur && cur->is_there()) {

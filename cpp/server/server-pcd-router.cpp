@@ -22,30 +22,34 @@ std::string server_pcd_model_of(const std::string & name) {
     return end == "pcd" || end.rfind("pcd-", 0) == 0 ? name.substr(0, colon) : name;
 }
 
-void server_pcd_list(json & models, json entry, const json & told) {
-    const json pcd = told.is_object() && told.contains("pcd") ? told.at("pcd") : json(nullptr);
+std::vector<std::string> server_pcd_suffixes(const json & told) {
+    if (!told.is_object() || !told.contains("pcd") || !told.at("pcd").is_object() || !told.at("pcd").contains("presets")) {
+        return {}; // never loaded, or PCD cannot run
+    }
+    const json & pcd = told.at("pcd");
 
-    if (!pcd.is_null()) {
-        entry["pcd"] = pcd;
+    std::vector<std::string> res = { "pcd-off" };
+    if (pcd.at("presets").contains(pcd.at("recommended").get<std::string>())) {
+        res.insert(res.begin(), "pcd");
+    }
+    for (const auto & [preset, values] : pcd.at("presets").items()) {
+        res.push_back("pcd-" + preset);
+    }
+    return res;
+}
+
+void server_pcd_list(json & models, json entry, const json & told) {
+    if (told.is_object() && told.contains("pcd") && !told.at("pcd").is_null()) {
+        entry["pcd"] = told.at("pcd");
     }
     models.push_back(entry);
-    if (pcd.is_null() || !pcd.contains("presets")) {
-        return;
-    }
-    const std::string name = entry.at("id").get<std::string>();
 
-    const auto add = [&](const std::string & suffix) {
-        entry["id"] = name + suffix;
-        models.push_back(entry);
-    };
+    const std::string name = entry.at("id").get<std::string>();
     entry["aliases"] = json::array();
     entry.erase("pcd");
-    if (pcd.at("presets").contains(pcd.at("recommended").get<std::string>())) {
-        add(":pcd");
-    }
-    add(":pcd-off");
-    for (const auto & [preset, values] : pcd.at("presets").items()) {
-        add(":pcd-" + preset);
+    for (const auto & suffix : server_pcd_suffixes(told)) {
+        entry["id"] = name + ":" + suffix;
+        models.push_back(entry);
     }
 }
 
@@ -57,11 +61,9 @@ std::string server_pcd_not_found(const std::string & name, const json & told, bo
     if (!has_front) {
         return "model '" + name + "' not found";
     }
-    std::vector<std::string> suffixes = { "pcd", "pcd-off" };
-    if (told.is_object() && told.contains("pcd") && told.at("pcd").contains("presets")) { // else it was never loaded
-        for (const auto & [preset, values] : told.at("pcd").at("presets").items()) {
-            suffixes.push_back("pcd-" + preset);
-        }
+    auto suffixes = server_pcd_suffixes(told);
+    if (suffixes.empty()) {
+        suffixes = { "pcd", "pcd-off" };
     }
     return "Field 'model': " + server_pcd_wrong_name(name, server_pcd_front_of(name), suffixes);
 }

@@ -42,6 +42,8 @@ static std::string reason(const char * err) {
         res.erase(start, res.find(')', start) + 1 - start);
     }
     string_replace_all(res, "kv_unified = true", "--kv-unified");
+    string_replace_all(res, "the context's", "this server's");
+    string_replace_all(res, "the context can change", "`pypcd serve --pcd` can change");
     return res;
 }
 
@@ -93,7 +95,7 @@ bool server_pcd_load(llama_context * ctx, const common_params & params) {
     }
     char err[512] = "";
     for (const auto & [name, preset] : server_pcd.presets) {
-        llama_pcd_params params = preset;
+        llama_pcd_params params = preset.params;
         if (params.cache == LLAMA_PCD_CACHE_REROTATED) {
             params.window = 1; // nothing is allocated for the trial
         }
@@ -108,7 +110,7 @@ bool server_pcd_load(llama_context * ctx, const common_params & params) {
         server_pcd.is_on = false;
         return true;
     }
-    const bool ok = llama_pcd_set_seq(ctx, 0, &server_pcd.setting, err, sizeof(err)) == LLAMA_PCD_OK; // its second keys stay
+    const bool ok = llama_pcd_set_seq(ctx, 0, &server_pcd.setting.params, err, sizeof(err)) == LLAMA_PCD_OK; // its second keys stay
     llama_pcd_unset_seq(ctx, 0);
     if (!ok) {
         server_pcd.refusal = "PCD cannot run here: " + reason(err);
@@ -175,56 +177,42 @@ static std::string suffix_of(const json & body) {
             own = name;
         }
     }
-    const size_t      n      = server_pcd_model_of(model).size();
-    const std::string suffix = n == model.size() ? "" : model.substr(n + 1);
-    if (own.empty()) {
-        return suffix;
+    const std::string front = own.empty() ? server_pcd_model_of(model) : own;
+    if (front.size() == model.size()) {
+        return {};
     }
-    const auto ends = server_pcd.suffixes();
-    const bool is_setting = suffix.size() + own.size() + 1 == model.size();
-    const bool is_known   = std::find(ends.begin(), ends.end(), suffix) != ends.end();
-    if (!is_setting || (!is_known && server_pcd.refusal.empty())) {
-        throw std::invalid_argument(server_pcd_wrong_name(model, own, ends));
+    const std::string suffix  = model.substr(front.size() + 1);
+    const auto        ends    = server_pcd_suffixes({ { "pcd", server_pcd_props() } });
+    const bool        can_run = server_pcd.is_given && server_pcd.refusal.empty(); // else all that ask for PCD hear why not
+    const bool        asks    = server_pcd_model_of(model) == front;
+    if (std::find(ends.begin(), ends.end(), suffix) == ends.end() && (can_run || !asks)) {
+        throw std::invalid_argument(server_pcd_wrong_name(model, front, ends));
     }
     return suffix;
 }
 
 static server_pcd_request request_of(const json & body, bool constrained, const char *& field) {
-    server_pcd_request res = { server_pcd.by_default && !constrained, server_pcd.setting, server_pcd.by_default && constrained };
-
     field = "model";
-    if (const std::string suffix = suffix_of(body); !suffix.empty()) {
-        res = { suffix != "pcd-off", res.params };
-        if (res.on) {
-            res.params = server_pcd.preset(suffix == "pcd" ? server_pcd.recommended : suffix.substr(4));
-        }
-    }
+    const std::string suffix = suffix_of(body);
+
+    const bool is_preset = !suffix.empty() && suffix != "pcd-off";
+    const auto & base = is_preset ? *server_pcd.preset(suffix == "pcd" ? server_pcd.recommended : suffix.substr(4)) : server_pcd.setting;
 
     field = "pcd";
-    if (!body.contains("pcd") || body.at("pcd").is_null()) {
-        static std::atomic_flag said = ATOMIC_FLAG_INIT;
-        if (res.constrained && !said.test_and_set()) {
-            LOG_WRN("%s: PCD is off in answers under a grammar, a JSON schema or forced tools, where a contrast spoils values; "
-                    "\"pcd\" in the request turns it on\n", __func__);
-        }
-        return res;
+    if (body.contains("pcd") && !body.at("pcd").is_null()) {
+        return server_pcd.of(body.at("pcd"), base);
     }
-    const json & given = body.at("pcd");
-
-    if (given == json(true)) {
-        return { true, server_pcd.preset(server_pcd.recommended, "true") };
+    if (is_preset || (suffix.empty() && server_pcd.by_default && !constrained)) {
+        return base;
     }
-    if (given == json(false)) {
-        return { false, res.params };
+    server_pcd_request res;
+    res.constrained = suffix.empty() && server_pcd.by_default;
+    static std::atomic_flag said = ATOMIC_FLAG_INIT;
+    if (res.constrained && !said.test_and_set()) {
+        LOG_WRN("%s: PCD is off in answers under a grammar, a JSON schema or forced tools, where a contrast spoils values; "
+                "\"pcd\" in the request turns it on\n", __func__);
     }
-    if (given.is_object()) {
-        return { true, server_pcd.fields(given, res.params) };
-    }
-    if (given.is_string()) {
-        const auto params = server_pcd.text(given.get<std::string>());
-        return { params.has_value(), params.value_or(llama_pcd_params {}) };
-    }
-    throw std::invalid_argument("it is " + given.dump_safe() + "; allowed: true, false, a setting as text, an object");
+    return res;
 }
 
 static bool suffix_asks(const std::string & suffix) {
@@ -322,7 +310,7 @@ server_pcd_request server_pcd_of(const json & body, bool constrained) {
             return {};
         }
         return request_of(body, constrained, field);
-    } catch (const std::exception & e) {
+    } catch (const std::invalid_argument & e) {
         throw std::invalid_argument(std::string("Field '") + field + "': " + e.what());
     }
 }

@@ -2,8 +2,8 @@
 // patches/llama-server-hooks.patch call this. Knows llama.cpp's sequences and the JSON of requests, but not the server's structs.
 //
 // Settings come from one place, pypcd's Python: the environment variable LLAMA_ARG_PCD, which `pypcd serve` writes, has the
-// server's setting and the presets. Without it a request with PCD is refused. The fields are those of twins/settings.h, which the
-// build makes from pypcd/settings/fields.py. Their ranges are checked by libllama.
+// server's setting and the presets; and a request's setting is read by pypcd/server/worker.py. Without the variable a request with
+// PCD is refused. The fields are those of twins/settings.h, which the build makes from pypcd/settings/fields.py.
 
 #pragma once
 
@@ -21,6 +21,7 @@
 struct server_pcd_request {
     bool             on     = false;
     llama_pcd_params params = {};
+    std::string      text   = "off"; // the setting, as it can be typed
 
     bool constrained = false; // off, since a grammar constrains the answer and the request itself does not ask for PCD
 
@@ -132,6 +133,9 @@ std::string server_pcd_model_of(const std::string & name);
 // that is called like the front; null: there is none.
 std::string server_pcd_front_of (const std::string & name);
 std::string server_pcd_not_found(const std::string & name, const common_json & told, bool has_front);
+
+// what may stand behind a colon of a model's name, as far as its server has told
+std::vector<std::string> server_pcd_suffixes(const common_json & told);
 
 // adds a model to those of /v1/models, and the names of its settings, as far as its server has told them when it was last ready
 void server_pcd_list(common_json & models, common_json entry, const common_json & told);

@@ -49,9 +49,8 @@ struct pcd_field {
 
     bool is(int32_t llama_pcd_params::* field) const { return integer == field; }
 
-    // whether its values are names; whether it can be None
+    // whether its values are names
     bool is_choice() const { return !names.empty() && names.back().text; }
-    bool is_optional() const { return !names.empty() && !names.front().text; }
 };
 
 inline const std::vector<pcd_field> pcd_fields = {

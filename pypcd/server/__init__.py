@@ -41,11 +41,12 @@ from pypcd.llama import threads as threads_module
 from pypcd.llama.arguments import N_BATCH
 from pypcd.llama.saved_state import weights_id
 from pypcd.server.model_list import Served, option_of, to_ini
-from pypcd.settings.config import PRESETS, RECOMMENDED, PCDConfig, PCDSetting, load
+from pypcd.settings.config import PRESETS, RECOMMENDED, PCDConfig, PCDSetting, is_profile, load, typed
+from pypcd.settings.fields import FIELDS
 from pypcd.settings.ranges import Integer, literal
 from pypcd.settings.remote import Servers, parse_servers
 
-__all__ = ["OptionError", "Server", "executable", "settings", "show_options"]
+__all__ = ["OptionError", "Server", "executable", "requested", "settings", "show_options"]
 
 _SECONDS = 10.0  # that it gets to answer
 _PATIENCE = 2  # seconds that it gets to end by itself: while a client reads a stream it does not
@@ -94,8 +95,7 @@ def settings(
     weights: str = "",
     models: Mapping[str, tuple[PCDConfig | None, bool, str]] | None = None,
 ) -> str:
-    """What the executable reads from LLAMA_ARG_PCD: the setting and the presets, as JSON, of each what differs from the paper's; and how
-    it says what PCD did.
+    """What the executable reads from LLAMA_ARG_PCD: the setting and the presets, as JSON, and how it says what PCD did.
 
     Args:
         config: for requests that do not say; None: PCD is off for them, and others begin with the default.
@@ -123,26 +123,48 @@ def settings(
 
 
 def _setting(config: PCDConfig | None, required: bool, weights: str) -> dict[str, Any]:
-    base = (config or PCDConfig()).replace(sequences="chosen")
+    given = config or PCDConfig()
+    fixed = {"evaluation": given.evaluation, "type_k_over": given.type_k_over, "sequences": "chosen"}
+    base = given.replace(**{name: FIELDS[name].default for name in fixed})
     # A context that over-rotates can have twins that do not, and makes no second keys for them. The other way round is refused.
     can_turn = base.perturbation == "none" and base.cache != "separate"
     contexts = [base.replace(perturbation="over-rotation") if can_turn else base, base]
     if config is None:  # a model that cannot over-rotate has windows for those who ask
-        contexts.append(PCDConfig.preset("window").replace(sequences="chosen"))
-    presets = {
-        name: PCDConfig.preset(name).replace(
-            evaluation=base.evaluation, type_k_over=base.type_k_over, sequences="chosen"
-        )
-        for name in PRESETS
-    }
+        contexts.append(PCDConfig.preset("window"))
     return {
         "default": config is not None,
         "required": required,
         "weights": weights,
-        "setting": base.differences(),
-        "contexts": [context.differences() for context in dict.fromkeys(contexts)],
-        "presets": {name: preset.differences() for name, preset in presets.items()},
+        "fixed": fixed,
+        "setting": _record(base, fixed),
+        "contexts": [_record(context, fixed) for context in dict.fromkeys(contexts)],
+        "presets": {name: _record(PCDConfig.preset(name), fixed) for name in PRESETS},
     }
+
+
+def _record(config: PCDConfig, fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """A setting for the executable: its text, and the numbers that differ from the paper's."""
+    own = config.replace(**{name: value for name, value in fixed.items() if name not in config.differences()})
+    numbers = {name: FIELDS[name].to_number(value) for name, value in own.differences().items()}
+    return {"text": typed(config), "numbers": numbers}
+
+
+def requested(setting: Any, base: str, fixed: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a request's field "pcd" means, for the executable; None: off.
+
+    Args:
+        base: the text of the setting that an object of fields changes.
+        fixed: the fields that are the whole server's, as settings() has them.
+
+    Raises:
+        ValueError: it is no setting, or a value is out of range.
+    """
+    if isinstance(setting, str) and is_profile(setting):
+        raise InputError(
+            f"pcd is {setting!r}; a request cannot name a file: write its values, such as beta=1.5:window=64"
+        )
+    config = PCDConfig.resolve(setting, PCDConfig.resolve(base))
+    return None if config is None else _record(config, fixed)
 
 
 class Server:

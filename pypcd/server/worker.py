@@ -1,4 +1,5 @@
-"""Reads the documents of requests to llama-server, finds the passages that are repeated before the question, and writes the prompt.
+"""Reads the documents of requests to llama-server, finds the passages that are repeated before the question, and writes the prompt;
+and reads the settings of requests.
 
 llama-server (cpp/server/server-pcd-documents.cpp) has up to two of these processes. Each line on one's standard input is a request, and
 the lines on its standard output are calls, which llama-server answers, since it has the model, and last {"answer": …}, {"error": …},
@@ -6,6 +7,7 @@ which is for the client, or {"fault": …}, which is a mistake of this program:
 
     a chat        {"messages": […], "documents": […], "replay": true, "n_ctx": 4096, "bos": 1, "disk": {…}}
     a file        {"document": {"filename": …, "file_data": …}}
+    a setting     {"setting": "beta=1.5", "base": "unsure", "fixed": {…}}; see pypcd.server.requested()
     a beginning   {"keep": [tokens], "disk": {…}, "about": {…}}: what is kept on disk of a prompt
     calls         {"render": messages}, {"tokenize": [text, add_bos, special]}, {"pieces": [tokens]}, {"save": path}
 """
@@ -34,6 +36,7 @@ from pypcd.document import SPACE
 from pypcd.errors import MENDABLE, InputError, PCDError, UnsupportedError
 from pypcd.find import Found
 from pypcd.prompt import Elsewhere
+from pypcd.server import requested
 from pypcd.server.chats import document_in, is_text, talk_of
 
 MEMORY = 2 << 30  # bytes that a request may take
@@ -159,9 +162,11 @@ def _keep(request: Mapping[str, Any], model: Model) -> dict[str, Any]:
     return {}
 
 
-def _answer(request: Mapping[str, Any], model: Model) -> dict[str, Any]:
+def _answer(request: Mapping[str, Any], model: Model) -> dict[str, Any] | None:
     if "messages" in request:
         return {**_NO_BEGINNING, "names": [], "passages": [], "note": "", **_chat(request, model)}
+    if "setting" in request:
+        return requested(**request)
     if "keep" in request:
         return _keep(request, model)
     document = document_in(request["document"])

@@ -183,7 +183,7 @@ class PCDConfig(Fields):
         except InputError as error:
             raise InputError(f"{profile.path}: {error}") from error
 
-    def replace(self, **changes: Unpack[PCDFields]) -> PCDConfig:
+    def replace(self, /, **changes: Unpack[PCDFields]) -> PCDConfig:
         """A copy with some fields changed.
 
         Raises:

@@ -170,7 +170,7 @@ def test_answers_and_streams_have_the_setting_of_the_body_or_the_name(client: An
 @pytest.mark.parametrize(
     ("setting", "model", "message"),
     [
-        ({"beta": -1}, "demo", "Field 'pcd': beta is -1, allowed: 0 to 1000"),
+        ({"beta": -1}, "demo", "Field 'pcd': beta is -1; allowed: from 0 to 1000"),
         (None, "demo:pcd-x", "Field 'model': it is \"demo:pcd-x\"; allowed: "),
     ],
 )

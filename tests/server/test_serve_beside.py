@@ -42,7 +42,7 @@ def test_a_saved_slot_goes_on_and_so_does_the_prompt_cache(saves: Path, llm: pyp
             again = complete(server, text, id_slot=0, n_predict=8, **asked)
             assert again["tokens"] == first["tokens"] and again["timings"]["cache_n"] > 0
             is_greedy(llm, text, asked.get("pcd", pypcd.PCDConfig.resolve(pcd)), again["tokens"])
-        assert "window is 4" in refused(server, pcd={"window": 4})
+        assert "window, n_sink are 4, 4, this server's are 0, 4" in refused(server, pcd={"window": 4})
 
 
 # -- speculation ------------------------------------------------------------------------------------------------------

@@ -474,6 +474,25 @@ def test_without_pypcd_serve_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch
     with server.running():
         assert server.wait_until_ready()
         assert "`pypcd serve`" in rejected(server, documents=[{"name": "a", "text": "b"}])
+        assert "`pypcd serve`" in rejected(server, pcd="beta=2")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux")
+def test_a_setting_is_read_once() -> None:
+    def asked(**fields: Any) -> Any:
+        return complete(server, "a", n_predict=1, **fields)["generation_settings"]["pcd"]
+
+    with ready(parallel=1) as server:
+        for known in (True, False, "on", "off", "cautious", "window"):
+            asked(pcd=known)
+        assert not workers(server), "presets are known from the start"
+        settings = [{"pcd": "beta=2"}, {"pcd": {"gamma": 3}}, {"pcd": {"gamma": 3}, "model": "demo:pcd-cautious"}]
+        read = [asked(**fields) for fields in settings]
+        assert [(one["beta"], one["gamma"]) for one in read] == [(2, 30), (2.5, 3), (1.5, 3)]
+        (pid,) = workers(server)
+        os.kill(pid, signal.SIGKILL)
+        assert [asked(**fields) for fields in settings] == read
+        assert set(workers(server)) <= {pid}, "no other process was needed"
 
 
 def test_no_module_of_the_folder_that_it_starts_in_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
