@@ -1,5 +1,5 @@
-// What is not PCD: the C API of reading tensors by their names; and of what pypcd bench, its tests and the choice of threads measure, which
-// changes nothing that is computed. (LLAMA_PCD_VERSION of llama-pcd.h counts changes of these functions too.)
+// What is not PCD: the C API of watching what is computed; and of what pypcd bench, its tests and the choice of threads measure, which
+// changes nothing. (LLAMA_PCD_VERSION of llama-pcd.h counts changes of these functions too.)
 
 #pragma once
 
@@ -9,19 +9,8 @@
 extern "C" {
 #endif
 
-// A tensor of an evaluation, and its elements as floats without gaps. They live until the callback returns. What the graph computes from
-// the tensor comes later: a callback may put other numbers into it (ggml_backend_tensor_set).
-typedef void (*llama_pcd_tap_callback)(struct ggml_tensor * tensor, const float * data, void * user_data);
-
-// Have the tensors whose names begin so handed over as they are computed, of every type that has numbers. A prefix that
-// ends in a digit is a whole number: "l_out-1" is not "l_out-10". n = 0 takes the tap off. While it is on, flash
-// attention is off, so that attention weights exist ("kq_soft_max-<layer>"), and evaluation waits for each tensor.
-LLAMA_API int32_t llama_pcd_set_tap(
-        struct llama_context * ctx, const char * const * prefixes, size_t n,
-        llama_pcd_tap_callback callback, void * user_data, char * err, size_t n_err);
-
 // Have `callback` asked about each operation that this context computes, as by llama_context_params.cb_eval, which a context can be opened
-// with alone; flash attention stays as it is. NULL: no more. Not beside a tap.
+// with alone. What the graph computes from a tensor comes later: a callback may put other numbers into it. NULL: no more.
 LLAMA_API int32_t llama_pcd_set_eval_callback(
         struct llama_context * ctx, ggml_backend_sched_eval_callback callback, void * user_data, char * err, size_t n_err);
 

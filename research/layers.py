@@ -13,6 +13,7 @@ from pypcd import engine
 from pypcd.errors import InputError, UnsupportedError
 from pypcd.gguf import read_gguf
 from pypcd.settings.formula import frequencies
+from research.tensors import tap
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama
@@ -59,7 +60,7 @@ def read_layers(llm: Llama, tokens: Sequence[int]) -> dict[int, Layer]:
             "n_ubatch and n_batch"
         )
     engine.clear(llm)
-    with llm._pcd_set_to(None), engine.tap(llm, ["Qcur", "Kcur"]) as seen:
+    with llm._pcd_set_to(None), tap(llm, ["Qcur", "Kcur"]) as seen:
         llm.eval(tokens)
     engine.clear(llm)
 

@@ -194,28 +194,13 @@ const char * llama_pcd_fallback_text(int32_t reason) {
     return llama_pcd_pass::why((llama_pcd_fallback) reason);
 }
 
-//
-// tap
-//
-
-int32_t llama_pcd_set_tap(
-        llama_context * ctx, const char * const * prefixes, size_t n,
-        llama_pcd_tap_callback callback, void * user_data, char * err, size_t n_err) {
-    return with_status(err, n_err, [&](std::string & text) -> int32_t {
-        if (n == 0 && !pcd_context::of(*ctx)) {
-            return LLAMA_PCD_OK;
-        }
-        return pcd_context::made(*ctx).tap.set({ prefixes, prefixes + n }, callback, user_data, text);
-    });
-}
-
 int32_t llama_pcd_set_eval_callback(
         llama_context * ctx, ggml_backend_sched_eval_callback callback, void * user_data, char * err, size_t n_err) {
     return with_status(err, n_err, [&](std::string & text) -> int32_t {
         if (!callback && !pcd_context::of(*ctx)) {
             return LLAMA_PCD_OK;
         }
-        return pcd_context::made(*ctx).tap.watch(callback, user_data, text);
+        return pcd_context::made(*ctx).set_eval_callback(callback, user_data, text);
     });
 }
 

@@ -9,8 +9,7 @@ llama_pcd_context::llama_pcd_context(llama_context & lctx) :
     llama_pcd(lctx),
     memory(lctx),
     core(*this, memory),
-    decoder(core),
-    tap(*this, memory) {}
+    decoder(core) {}
 
 llama_pcd_context * llama_pcd_context::of(const llama_cparams & cparams) {
     return static_cast<llama_pcd_context *>(cparams.pcd.get());
@@ -54,6 +53,28 @@ int llama_pcd_context::decode(const llama_batch_ext & batch) noexcept {
         core.sequences.restore(sequences);
     }
     return res;
+}
+
+int32_t llama_pcd_context::set_eval_callback(ggml_backend_sched_eval_callback callback, void * user_data, std::string & err) {
+    auto & cparams = llama_pcd::cparams(lctx);
+
+    if (callback && cparams.cb_eval) {
+        err = "this context has a callback already, this function's or its own (llama_context_params.cb_eval), and it can have only one";
+        return LLAMA_PCD_UNSUPPORTED;
+    }
+    if (!callback && !is_watched) {
+        return LLAMA_PCD_OK;
+    }
+    lctx.synchronize();
+
+    is_watched = callback;
+
+    cparams.cb_eval           = callback;
+    cparams.cb_eval_user_data = user_data;
+
+    reset_graphs(); // the scheduler learns of its callback when a graph is built
+
+    return LLAMA_PCD_OK;
 }
 
 void llama_pcd_context::recover(const llama_pcd_memory::ends & before) {

@@ -1,4 +1,4 @@
-// What hangs on a context: PCD and the tap, side by side. Knows nothing of how they work.
+// What hangs on a context: the parts of PCD, side by side. Knows nothing of how they work.
 //
 // llama.cpp's structs point to a `llama_pcd`, whose virtual functions are the hooks; `llama_pcd_context` is what it is. That owns the
 // `llama_pcd_core`, which has all that lasts from batch to batch (settings, second keys, ids of twins), and the `llama_pcd_decoder`,
@@ -7,7 +7,6 @@
 #pragma once
 
 #include "decode/decode.h"
-#include "extras/extras.h"
 
 #include "llama-impl.h"
 
@@ -63,12 +62,13 @@ struct llama_pcd_context : llama_pcd {
     llama_pcd_memory  memory;
     llama_pcd_core    core;
     llama_pcd_decoder decoder;
-    llama_pcd_tap     tap;
 
     // Decode a batch, whatever of this is on. Returns what llama_decode does. Nothing is thrown through it: an error of ours, or of
     // llama.cpp inside our call, becomes a line in the log and a status, and the memory is as it was.
     int decode(const llama_batch_ext & batch) noexcept;
 
+    // see llama_pcd_set_eval_callback
+    int32_t set_eval_callback(ggml_backend_sched_eval_callback callback, void * user_data, std::string & err);
 
     // Whether the graph that is begun, or the one before it, is of PCD, which has several kinds. Else nothing has to be forgotten between
     // them, the scheduler need not wait for the last one to be computed, and nothing can fail: no exception leaves llama_encode, since PCD
@@ -99,6 +99,8 @@ struct llama_pcd_context : llama_pcd {
 
 private:
     bool last_mixed = false; // the last graph that was begun is not llama.cpp's own
+
+    bool is_watched = false; // by what set_eval_callback set
 
     int  decode_unguarded(const llama_batch_ext & batch);
     void recover(const llama_pcd_memory::ends & before); // from an exception in the midst of a decode

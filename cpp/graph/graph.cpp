@@ -378,7 +378,7 @@ static ggml_tensor * view_rows(ggml_context * ctx, ggml_tensor * t, int64_t i0, 
 }
 
 // Whether attention is two products here, around a softmax. Heads must not differ otherwise, and who watches the computation
-// (cb_eval, a tap) sees the weights of each head as llama.cpp lays them out.
+// (cb_eval) sees the weights of each head as llama.cpp lays them out.
 static bool multiplies(const llama_pcd_graph::attn & args) {
     const auto & gctx = args.gctx;
 

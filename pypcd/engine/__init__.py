@@ -5,7 +5,7 @@
     engine.is_end(llm, token)        whether a token ends an answer
     engine.pcd(llm).set(config)      put a setting in force, or raise an exception that says why not
     engine.attention(llm, past, tokens, weights)  how much attention tokens pay to each position
-    with engine.tap(llm, ["l_out"])  collect intermediate tensors by name
+    with engine.watched(llm, callback)  look at each operation as it is computed
 
 All functions take the llama_cpp.Llama that owns the model and the context. Only this package looks inside one, calls
 functions of the library and turns their status into exceptions. Knows nothing of prompts, answers, methods or the
@@ -33,7 +33,7 @@ from pypcd.engine._model import *
 from pypcd.engine._pcd import *
 from pypcd.engine._results import *
 from pypcd.engine._rpc import *
-from pypcd.engine._tap import *
+from pypcd.engine._tensors import *
 
 _log.install()  # llama.cpp's log callback, before anything is logged
 _stock.watch()

@@ -23,12 +23,14 @@ import numpy.typing as npt
 from pypcd.engine import _bindings, _log
 from pypcd.engine._calls import call, context, stock
 from pypcd.engine._context import decode
-from pypcd.engine._tap import Tensor, ggml_base
+from pypcd.engine._handles import is_open
+from pypcd.engine._tensors import Tensor, ggml_base
 from pypcd.errors import UnsupportedError
 
-__all__ = ["attention", "eval_callback"]
+__all__ = ["attention", "contents", "eval_callback", "watched"]
 
 Floats = npt.NDArray[np.float32]
+_Callback = Callable[[int, bool, Any], bool]
 
 _CELLS = 4096  # that are read at once: 8 MiB of keys in a model with 1,024 numbers a cell
 _TYPES = {0: np.float32, 1: np.float16}  # ggml's numbers of types; others are converted by ggml
@@ -64,7 +66,7 @@ def attention(
     for i in range(0, len(tokens), size):
         part = tokens[i : i + size]
         reader = _Reader(np.asarray(weights[i : i + size], np.float32), heads)
-        with _watched(llm, reader):
+        with watched(llm, reader):
             if not decode(llm, [(token, n_past + i + j, 0, False) for j, token in enumerate(part)]):
                 raise UnsupportedError("the context has no room for the question, whose attention would be read")
         n = n_past + i + len(part)
@@ -146,11 +148,11 @@ class _Reader:
 
 def _scores(node: Tensor, mask: Floats, n: int, heads: Sequence[int]) -> Iterator[tuple[Floats, float | None]]:
     """The logits of each head's attention, float32[n, n_cells], and of its sink."""
-    q = _tensor(node.src[0])[0]  # [n_heads, n, head_dim]
+    q = contents(node.src[0])[0]  # [n_heads, n, head_dim]
     keys = Tensor.from_address(node.src[1])
     n_cells, n_heads, n_kv = mask.shape[1], q.shape[0], keys.ne[2]
     scale, max_bias, cap = np.array(list(node.op_params[:3]), np.int32).view(np.float32).tolist()
-    sinks = _tensor(node.src[4]).ravel() if node.src[4] else None
+    sinks = contents(node.src[4]).ravel() if node.src[4] else None
     x = np.empty((len(heads), n, n_cells), np.float32)
     for begin in range(0, n_cells, _CELLS):
         k = _keys(node.src[1], begin, min(begin + _CELLS, n_cells))  # [n_kv, cells, head_dim]
@@ -191,7 +193,7 @@ def _strided(raw: npt.NDArray[np.uint8], shape: Sequence[int], strides: Sequence
     return np.asarray(np.ndarray(shape, kind, raw.data, 0, strides), np.float32)
 
 
-def _tensor(address: int) -> Floats:
+def contents(address: int) -> Floats:
     """A tensor of floats with any strides, in numpy's order."""
     head = Tensor.from_address(address)
     raw = _raw(address, 0, ggml_base().ggml_nbytes(address))
@@ -274,7 +276,7 @@ class _Watch:
     """The callback that a context of the stock engine is opened with."""
 
     def __init__(self) -> None:
-        self.reader: Callable[[int, bool, Any], bool] | None = None
+        self.reader: _Callback | None = None
         self.callback = llama_cpp.ggml_backend_sched_eval_callback(self)
 
     def __call__(self, tensor: int, is_asking: bool, data: Any) -> bool:
@@ -291,17 +293,27 @@ def eval_callback(llm: llama_cpp.Llama) -> Any:
 
 
 @contextmanager
-def _watched(llm: llama_cpp.Llama, reader: _Reader) -> Iterator[None]:
+def watched(llm: llama_cpp.Llama, callback: _Callback) -> Iterator[None]:
+    """A block in which a callback is called for each operation that this context computes, as ggml_backend_sched_eval_callback: with the
+    tensor's address, and first with True, whether to wait for it; then with False, when it is computed, whether to go on.
+
+    Raises:
+        UnsupportedError: the context has a callback already.
+    """
     if stock(llm):
-        _watches[llm].reader = reader
+        watch = _watches[llm]
+        if watch.reader is not None:
+            raise UnsupportedError("this context has a callback already, and it can have only one")
+        watch.reader = callback
         try:
             yield
         finally:
-            _watches[llm].reader = None
+            watch.reader = None
         return
-    callback = llama_cpp.ggml_backend_sched_eval_callback(reader)
-    call(_bindings.pcd_set_eval_callback, llm, callback, None)
+    native = llama_cpp.ggml_backend_sched_eval_callback(callback)
+    call(_bindings.pcd_set_eval_callback, llm, native, None)
     try:
         yield
     finally:
-        call(_bindings.pcd_set_eval_callback, llm, llama_cpp.ggml_backend_sched_eval_callback(), None)
+        if is_open(llm):  # else the model was closed inside
+            call(_bindings.pcd_set_eval_callback, llm, llama_cpp.ggml_backend_sched_eval_callback(), None)

@@ -117,18 +117,6 @@ pcd_get_stats = bind("llama_pcd_get_stats", Stats, ctx_p)
 pcd_fallback_text = bind("llama_pcd_fallback_text", ctypes.c_char_p, ctypes.c_int32)
 graph_callback = ctypes.CFUNCTYPE(None, ctypes.POINTER(Node), ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
 pcd_watch_graphs = bind("llama_pcd_watch_graphs", None, ctx_p, graph_callback, ctypes.c_void_p)
-tap_callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, float_p, ctypes.c_void_p)
-pcd_set_tap = bind(
-    "llama_pcd_set_tap",
-    ctypes.c_int32,
-    ctx_p,
-    ctypes.POINTER(ctypes.c_char_p),
-    ctypes.c_size_t,
-    tap_callback,
-    ctypes.c_void_p,
-    ctypes.c_char_p,
-    ctypes.c_size_t,
-)
 pcd_set_eval_callback = bind(
     "llama_pcd_set_eval_callback",
     ctypes.c_int32,

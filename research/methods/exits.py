@@ -18,6 +18,7 @@ import numpy.typing as npt
 from pypcd import engine
 from pypcd.errors import InputError, UnsupportedError, require
 from pypcd.gguf import parts, read_gguf
+from research.tensors import tap
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama
@@ -67,7 +68,7 @@ class Exits:
         self._attention = 0  # which of them is in front of attention; bloom has one before it
         names = {f"l_out-{max(il - 1, 0)}" for il in layers} | ({"norm-0", "attn_norm-0"} if 0 in layers else set())
         self._stack = contextlib.ExitStack()
-        self._stack.enter_context(engine.tap(llm, sorted(names), self._look))
+        self._stack.enter_context(tap(llm, sorted(names), self._look))
 
     def close(self) -> None:
         self._stack.close()

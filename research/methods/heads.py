@@ -1,13 +1,12 @@
 """A ratio of positions for each attention head: a head with the ratio r sees position t as t / r.
 
 llama.cpp rotates all heads alike. A tap hands over what was rotated, each head is turned by the difference here, in float64, and put back
-before anything reads it. So evaluation waits for numpy at each layer, and flash attention is off: slow, and enough for a study.
+before anything reads it. So evaluation waits for numpy at each layer: slow, and enough for a study.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import math
 import re
@@ -22,6 +21,7 @@ from pypcd import engine
 from pypcd.engine import Tensor
 from pypcd.errors import UnsupportedError
 from pypcd.gguf import read_gguf
+from research.tensors import tap
 
 if TYPE_CHECKING:
     from pypcd.llama import Llama
@@ -103,7 +103,7 @@ class HeadRatios:
             [n_tokens, n_heads, d] and keys [n_tokens, n_heads_kv, d], both before rotation; gives other ratios of its query heads.
 
     Raises:
-        UnsupportedError: the context cannot be tapped.
+        UnsupportedError: the context is watched already.
     """
 
     find: Callable[[int, Array, Array], Array] | None = None
@@ -111,14 +111,13 @@ class HeadRatios:
     def __init__(self, llm: Llama, ratios: Sequence[npt.ArrayLike]) -> None:
         self.ratios = [np.asarray(own, np.float64) for own in ratios]
         self._base = engine.ggml_base()
-        self._base.ggml_op_name.argtypes, self._base.ggml_op_name.restype = [ctypes.c_int], ctypes.c_char_p
         self._queries: dict[int, _Queries] = {}
         self._turned: dict[int, set[str]] = {}  # of each layer, how the names begin of what was turned
         self._reason: str | None = None
         # hybrid models leave these tensors without names, and ggml numbers them
         names = ["Qcur", "Kcur", *(["node_"] if engine.is_recurrent(llm) else [])]
         self._stack = contextlib.ExitStack()
-        self._stack.enter_context(engine.tap(llm, names, self._look))
+        self._stack.enter_context(tap(llm, names, self._look))
 
     def close(self) -> None:
         self._stack.close()

@@ -27,6 +27,7 @@ from pypcd.settings.formula import contrast, entropy, log_softmax
 from research.methods.beam import Beam
 from research.methods.cad import CAD
 from research.methods.edits import AttentionSort, _ends, attention, medoid
+from research.tensors import tap
 
 # the tiny models' tokenizer has a token for each byte
 PROMPT = Prompt("Look at: ", tuple(f"{i:02d}={i * 7 % 100:02d}" for i in range(12)), ", ", ". What is 05?", " It is")
@@ -381,7 +382,7 @@ def test_afterwards_the_same_prompt_has_the_models_own_rows(name: str, fails: bo
         next(generated)
         rows.append(native_row(model))
     close(rows[0], rows[1], rounding(path))
-    with engine.tap(llm, ["l_out"]):  # which is refused while a method taps
+    with tap(llm, ["l_out"]):  # which is refused while a method taps
         pass
 
 

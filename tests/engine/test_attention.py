@@ -17,6 +17,7 @@ from tiny_gguf import ARCHS, ATTENTION_ARCHS
 import pypcd
 from pypcd import engine
 from pypcd.errors import UnsupportedError
+from research.tensors import tap
 
 N_PAST, TEXT = 40, TOKENS[:60]
 SMALL = [token % 128 for token in TEXT]  # for llama.cpp's own test models
@@ -94,7 +95,7 @@ def test_keys_and_values_in_blocks(types: dict[str, Any], limit: float, kind: st
 def tapped(llm: pypcd.Llama, text: list[int] = TEXT) -> list[np.ndarray]:
     """The same of an empty context, from llama.cpp's own weights, in the order of the layers."""
     llm.eval(text[:N_PAST])
-    with engine.tap(llm, ["kq_soft_max"]) as seen:
+    with tap(llm, ["kq_soft_max"]) as seen:
         llm.eval(text[N_PAST:])
     names = sorted(seen, key=lambda name: int(name.rpartition("-")[2]))
     return [np.einsum("t,htp->hp", WEIGHTS, np.concatenate(seen[name], axis=2)[0])[:, : len(TEXT)] for name in names]
@@ -280,7 +281,7 @@ def test_a_context_without_room_says_so(kind: str, tiny: Tiny, load: Load) -> No
 def test_a_context_that_is_watched_already_refuses(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), False)
     llm.eval(TEXT[:N_PAST])
-    with engine.tap(llm, ["l_out"]), pytest.raises(UnsupportedError, match="a tap or its own .*only one"):
+    with tap(llm, ["l_out"]), pytest.raises(UnsupportedError, match="a callback already.*only one"):
         read(llm)
 
     class Watched(pypcd.Llama):
@@ -297,5 +298,5 @@ def test_a_context_that_is_watched_already_refuses(tiny: Tiny, load: Load) -> No
     own = llama_cpp.ggml_backend_sched_eval_callback(lambda tensor, is_asking, data: not is_asking)
     with Watched(tiny("llama"), n_ctx=256) as watched:
         watched.eval(TEXT[:N_PAST])
-        with pytest.raises(UnsupportedError, match="a tap or its own .*only one"):
+        with pytest.raises(UnsupportedError, match="a callback already.*only one"):
             read(watched)

@@ -22,15 +22,16 @@ from tiny_gguf import ARCHS, ROPE_ARCHS
 import pypcd
 from pypcd import engine
 from pypcd.decode import Method, Session, parse
+from research.methods import heads
 from research.methods.dola import DoLa, candidate_layers, dola_contrast, premature_layer
 from research.methods.exits import Exits, has_tied_head, read_head
 from research.methods.heads import HeadRatios, head_counts
 from research.methods.mspoe import MsPoE
+from research.tensors import tap
 
 Load = Callable[..., pypcd.Llama]
 
 TEXT = "tell me rather more of it, and of all that has been said of it, and by whom, and when it was, please"
-Q8 = {"type_k": llama_cpp.GGML_TYPE_Q8_0, "type_v": llama_cpp.GGML_TYPE_Q8_0}
 OUTLIERS = {"n_batch": 128, "n_ubatch": 128}  # the order of outliers needs a prompt in one micro-batch
 
 # head counts: groups of two, no groups, one key for all; then what else a rotation may have
@@ -345,29 +346,25 @@ def test_afterwards_the_models_own_rows_are_stocks_to_the_bit(
         assert np.array_equal(native_row(stock), native_row(llm))
 
 
-Of = dict[str, Any]  # how a model is written and loaded
-REFUSED: list[tuple[str, str, Of, str]] = [
-    ("dola-low", "gemma3", {}, "no candidate in a model of 3 layers"),  # whose head is the embeddings'
-    ("dola:1+beam:2", "gemma3", {}, "one answer at a time"),
-    ("dola:1", "llama", {"n_embd": 128, "flash_attn": True, **Q8}, "needs flash attention"),
-    ("ms-poe:first_layer=9", "llama", {}, "first_layer is 9, allowed: 0 to 2"),
-    *(("ms-poe:first_layer=0", arch, {}, "no rotary positions") for arch in ("bloom", "mamba")),
-    ("ms-poe:first_layer=0", "qwen2vl", {}, "M-RoPE"),
-    ("ms-poe:first_layer=0", "deepseek2", {}, "MLA"),
-    ("ms-poe:first_layer=0", "starcoder", {}, "head by head: .*does not show them"),  # which rotates in name only
-    ("ms-poe-outlier", "gemma3", {}, "sliding-window"),
-    ("ms-poe-outlier", "lfm2", {}, "recurrent state"),
-    ("ms-poe-outlier:first_layer=0", "hunyuan-dense", {}, "changes its queries after their rotation"),  # by a norm
+REFUSED: list[tuple[str, str, str]] = [
+    ("dola-low", "gemma3", "no candidate in a model of 3 layers"),  # whose head is the embeddings'
+    ("dola:1+beam:2", "gemma3", "one answer at a time"),
+    ("ms-poe:first_layer=9", "llama", "first_layer is 9, allowed: 0 to 2"),
+    *(("ms-poe:first_layer=0", arch, "no rotary positions") for arch in ("bloom", "mamba")),
+    ("ms-poe:first_layer=0", "qwen2vl", "M-RoPE"),
+    ("ms-poe:first_layer=0", "deepseek2", "MLA"),
+    ("ms-poe:first_layer=0", "starcoder", "head by head: .*does not show them"),  # which rotates in name only
+    ("ms-poe-outlier", "gemma3", "sliding-window"),
+    ("ms-poe-outlier", "lfm2", "recurrent state"),
+    ("ms-poe-outlier:first_layer=0", "hunyuan-dense", "changes its queries after their rotation"),  # by a norm
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "arch", "of", "why"), REFUSED)
+@pytest.mark.parametrize(("name", "arch", "why"), REFUSED)
 def test_what_a_model_cannot_do_is_refused_and_leaves_it_as_it_was(
-    name: str, arch: str, of: Of, why: str, tiny: Tiny, load: Load
+    name: str, arch: str, why: str, tiny: Tiny, load: Load
 ) -> None:
-    path = tiny(arch, **{key: value for key, value in of.items() if key == "n_embd"})
-    more = {"n_seq_max": 5, **{key: value for key, value in of.items() if key != "n_embd"}}
-    stock, llm = load(path, False, **more), load(path, False, **more)
+    stock, llm = (load(tiny(arch), False, n_seq_max=5) for _ in range(2))
     with pytest.raises(pypcd.UnsupportedError, match=why):
         parse(name).generate(llm, "one two three", max_tokens=2)
     engine.clear(llm)
@@ -403,7 +400,6 @@ def test_what_exits_and_ratios_cannot_do_is_said(tiny: Tiny, load: Load, monkeyp
         parse("ms-poe-outlier").generate(llm, TEXT)
     assert Method("ms-poe", MsPoE()).refusal(llm) is None is Method("dola", DoLa((1,))).refusal(llm)
     # queries are not turned without their keys, as of an architecture whose keys have another name in the graph
-    tap = engine.tap
-    monkeypatch.setattr(engine, "tap", lambda llm, names, look: tap(llm, names[:1], look))
+    monkeypatch.setattr(heads, "tap", lambda llm, names, look: tap(llm, names[:1], look))
     with pytest.raises(pypcd.UnsupportedError, match="of layer 2, .* shows only the tensors Q"), ratios(llm):
         llm.eval(TOKENS[:16])

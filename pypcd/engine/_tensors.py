@@ -1,0 +1,49 @@
+"""ggml's tensors, and the functions that read and write them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import pathlib
+
+import llama_cpp
+
+from pypcd.library import ggml
+
+__all__ = ["Tensor", "ggml_base"]
+
+
+class Tensor(ctypes.Structure):
+    """How ggml's tensors begin, by an address: Tensor.from_address(). What is behind `nb` is so in the ggml that pypcd's own libllama needs."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * 4),
+        ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int),
+        ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 10),
+    )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """In numpy's order."""
+        return tuple(self.ne[i] for i in (3, 2, 1, 0))
+
+
+@functools.lru_cache(maxsize=1)
+def ggml_base() -> ctypes.CDLL:
+    """The ggml that this process has: llama_cpp's. The functions that tensors are read and written with are ready to be called."""
+    base = ctypes.CDLL(str(ggml.base_of(pathlib.Path(llama_cpp.__file__).parent / "lib")))
+    for function in (base.ggml_get_name, base.ggml_nelements, base.ggml_is_contiguous):
+        function.argtypes = [ctypes.c_void_p]
+    base.ggml_nbytes.argtypes, base.ggml_nbytes.restype = [ctypes.c_void_p], ctypes.c_size_t
+    base.ggml_op_name.restype, base.ggml_get_type_traits.restype = ctypes.c_char_p, ctypes.c_void_p
+    base.ggml_get_name.restype, base.ggml_nelements.restype = ctypes.c_char_p, ctypes.c_int64
+    base.ggml_is_contiguous.restype = ctypes.c_bool
+    for function in (base.ggml_backend_tensor_get, base.ggml_backend_tensor_set):
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+        function.restype = None
+    return base

@@ -1,0 +1,123 @@
+"""Tensors read during an evaluation, against the float64 reference's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import TOKENS, Load, Tiny, close, native_row, reference, rounding, tolerance
+
+import pypcd
+from pypcd import engine
+from research.tensors import tap
+
+engines = pytest.mark.parametrize("kind", ["native", "stock"] if engine.is_native() else ["stock"])
+
+
+@engines
+def test_names_are_whole_numbers_and_no_views(kind: str, tiny: Tiny, load: Load) -> None:
+    path = tiny("llama", n_layer=12)
+    llm = load(path, False, engine=kind)
+    with tap(llm, ["l_out-1", "result_norm", "Kcur-3", "nothing"]) as seen:
+        llm.eval(TOKENS[:9])
+    assert sorted(seen) == ["Kcur-3", "l_out-1", "result_norm"]
+    trace = reference(path).trace(TOKENS[:9])
+    assert seen["l_out-1"][0].shape == (1, 1, 9, 64)
+    close(seen["l_out-1"][0][0, 0], trace.hidden[2], tolerance(path, of=trace.hidden[2]))
+    assert seen["result_norm"][0].shape == (1, 1, 1, 64)  # only the last token, whose logits were requested
+    with tap(llm, ["l_out"]) as seen:
+        llm.eval(TOKENS[9:10])
+    assert len(seen) == 12 and seen["l_out-11"][0].shape == (1, 1, 1, 64)
+
+
+def test_rows_with_gaps_are_put_together(tiny: Tiny, load: Load) -> None:
+    """phi3's values are part of a longer row."""
+    path = tiny("phi3")
+    llm, ref = load(path, False), reference(path)
+    with tap(llm, ["Vcur-0"]) as seen:
+        llm.eval(TOKENS[:7])
+    values = ref._qkv(0, ref._norm(ref.trace(TOKENS[:7]).hidden[0], "blk.0.attn_norm"))[2]
+    close(seen["Vcur-0"][-1][0], values, tolerance(path, of=values))
+
+
+@engines
+@pytest.mark.parametrize("flash_attn", [False, True])
+def test_rows_are_the_same_beside_it_and_afterwards_to_the_bit(
+    flash_attn: bool, kind: str, tiny: Tiny, load: Load
+) -> None:
+    path = tiny("qwen2")
+    plain, llm = (load(path, False, flash_attn=flash_attn, engine=kind) for _ in range(2))
+    plain.eval(TOKENS[:40])
+    with tap(llm, ["kq_soft_max", "ffn"]) as seen:
+        llm.eval(TOKENS[:40])
+    assert ("kq_soft_max-0" in seen) is not flash_attn and "ffn_out-0" in seen
+    close(native_row(llm), native_row(plain), rounding(path))
+    for token in TOKENS[40:43]:
+        plain.eval([token])
+        llm.eval([token])
+        assert np.array_equal(native_row(plain), native_row(llm))
+
+
+def test_pcds_twins_are_seen_too(tiny: Tiny, load: Load) -> None:
+    path = tiny("llama")
+    llm = load(path, "paper")
+    llm.eval(TOKENS[:30])
+    with tap(llm, ["kq_soft_max-1"]) as seen:
+        llm.eval(TOKENS[30:31])
+    standard, twin = seen["kq_soft_max-1"]
+    close(standard[0, :, 0, :31], reference(path).trace(TOKENS[:31]).attention[1][:, -1], tolerance(path, of=1.0))
+    assert np.abs(twin[0, :, 0, :31] - standard[0, :, 0, :31]).max() > 0.01
+    assert llm.pcd_logits().local is not None
+
+
+@engines
+def test_numbers_that_are_put_into_a_tensor_are_what_the_rest_is_computed_from(
+    kind: str, tiny: Tiny, load: Load
+) -> None:
+    path = tiny("llama", n_layer=4)
+    other, llm = (load(path, False, engine=kind) for _ in range(2))
+    with tap(other, ["l_out-1"]) as seen:
+        other.eval(TOKENS[20:40])
+    (wanted,) = seen["l_out-1"]
+    looked: list[str] = []
+
+    def put(name: str, array: np.ndarray, tensor: int) -> None:
+        looked.append(name)
+        assert not np.array_equal(array, wanted)
+        engine.ggml_base().ggml_backend_tensor_set(tensor, wanted.ctypes.data, 0, wanted.nbytes)
+
+    with tap(llm, ["l_out-1"], put) as seen:
+        llm.eval(TOKENS[:20])
+    assert looked == ["l_out-1"] and not seen
+    assert np.array_equal(native_row(llm), native_row(other))
+
+
+def test_an_error_in_a_callback_is_raised_at_the_end_and_one_inside_takes_the_tap_off(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False)
+
+    def fail(name: str, array: np.ndarray, tensor: int) -> None:
+        raise MemoryError("no room")
+
+    with pytest.raises(MemoryError, match="no room"), tap(llm, ["l_out"], fail):
+        llm.eval(TOKENS[:5])
+    llm.reset()
+    with pytest.raises(ZeroDivisionError), tap(llm, ["l_out"]) as seen:
+        llm.eval(TOKENS[:5])
+        raise ZeroDivisionError
+    n = len(seen["l_out-0"])
+    llm.eval(TOKENS[5:6])
+    assert len(seen["l_out-0"]) == n == 1
+    with tap(llm, ["l_out"]):
+        llm.close()
+
+
+@engines
+def test_what_cannot_be_tapped_is_refused_in_a_sentence(kind: str, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), False, engine=kind)
+    for names in ([], "l_out", [""]):
+        with pytest.raises(ValueError, match="allowed: .*l_out"), tap(llm, names):
+            pass
+    with tap(llm, ["l_out"]) as seen:
+        with pytest.raises(pypcd.UnsupportedError, match="a callback already.*only one"), tap(llm, ["kq"]):
+            pass
+        llm.eval(TOKENS[:5])
+    assert "l_out-0" in seen
