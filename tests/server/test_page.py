@@ -197,6 +197,7 @@ def test_the_pcd_of_an_answer_is_chosen_among_all_presets_that_run(chat: Chat, s
 def test_custom_opens_every_field_that_a_request_may_change_where_it_is_chosen(
     chat: Chat, script: Script, served: Server
 ) -> None:
+    chat.pcd("^unsure")
     dialog = chat.pcd_dialog()
     names = ask(served, "/props")[1]["pcd"]["per_request"]
     fields = [dialog.get_by_label(re.compile(rf"^{name.capitalize()}$|\({name}\)")) for name in names]
@@ -207,8 +208,7 @@ def test_custom_opens_every_field_that_a_request_may_change_where_it_is_chosen(
         expect(field).to_be_visible()
     chat.button("Done", dialog).click()
     presets = ask(served, "/props")[1]["pcd"]["presets"]
-    chat.pcd("^unsure")
-    chat.customise()  # it begins as what was chosen before
+    assert chat.page.get_by_role("button", name="PCD: custom").is_visible()  # it begins as what was chosen before
     assert asked(chat)["pcd"] == presets["unsure"]
     values = {"beta": 0.5, "gamma": 8, "relative_top": 0.25, "perturbation": "none", "window": 32, "n_sink": 1}
     values.update(adaptive="jsd", min_context=50, min_entropy=0.5, min_first_entropy=1.5)
@@ -261,8 +261,6 @@ def test_what_pcd_did_is_told_in_the_servers_sentence(chat: Chat, script: Script
     expect(chat.finished()).to_contain_text(said)
     chat.go()  # it is kept
     expect(chat.answers).to_contain_text(said)
-    chat.pcd("^off")
-    expect(chat.retold("y")).to_contain_text("PCD off")  # of a server that says nothing
 
 
 def test_passages_that_were_read_again_open(chat: Chat, script: Script) -> None:

@@ -1,4 +1,4 @@
-"""The page in Chromium: what a model, a user or a server may write, none of which is trusted: marks, code, formulas, harm.
+"""The page in Chromium: what a model, a user or a server may write, none of which is trusted: code, formulas, harm.
 
 A page that ran something, loaded something or ran into its content security policy fails in browser.Watch. So the first tests are
 that the watch sees such things. (What is in files: test_page_files.)
@@ -28,7 +28,7 @@ FAULTS = {
     "console: error: oh": "<script>console.error('oh')</script>",
     "console: warning: ah": "<script>console.warn('ah')</script>",
     "policy: script-src-elem inline": GUARD + "<script>1</script>",
-    "policy: script-src-attr inline": GUARD + "<p onclick=1>",
+    "policy: script-src-attr inline": GUARD + "<body onload=1>",
 }
 
 
@@ -225,7 +225,7 @@ def test_no_mixture_of_them_does_harm(chat: Chat, script: Script) -> None:
     check()
 
 
-# -- marks ------------------------------------------------------------------------------------------------------------
+# -- Markdown ---------------------------------------------------------------------------------------------------------
 
 TEXTS = [
     *["word", "a", "x", "é", "it's", "lt", "amp", "www", "ample", "org", "com", "https", "javascript:", "mailto:"],
@@ -234,64 +234,19 @@ TEXTS = [
 ]
 # Not made smaller: each example is 200 short answers, and the one that differs is named.
 MANY = settings(phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-Pieces = list[tuple[str, bool]]  # an answer's tokens, and whether each was changed
 DRAWN = """
-async cases => {
+async texts => {
   const {markdown} = await import(new URL("markdown.js", document.querySelector("script[type=module]").src));
-  return cases.map(pieces => {
-    const words = [];
-    const button = (i, word) => (words.push([i, word]), document.createElement("u"));
-    const element = markdown(pieces.map(([text, is], i) => ({text, mark: is ? i : null})), button);
-    return [element.innerHTML, words];
-  });
+  return texts.map(text => markdown(text).innerHTML);
 }
 """
-
-
-def drawn(chat: Chat, *cases: Pieces) -> list[tuple[str, list[tuple[int, str]]]]:
-    """The HTML of answers, whose marks are in <u>; and of each mark its token and its words."""
-    return chat.page.evaluate(DRAWN, cases)
-
-
-def made(chat: Chat, text: str) -> str:
-    """The HTML of a text whose changed tokens are in ^…^."""
-    ((found, _),) = drawn(chat, [(part, i % 2 == 1) for i, part in enumerate(text.split("^"))])
-    return found
-
-
-def test_a_mark_changes_no_meaning(open_page: Open) -> None:
-    """Addresses, tables, lists: an answer with marks, taken off, is the answer without them; and each stands on its own token."""
-    chat = open_page(greedy=False)
-    piece = st.tuples(st.sampled_from(TEXTS), st.booleans())
-    n_marks = 0
-
-    @settings(MANY, max_examples=10)
-    @given(st.lists(st.lists(piece, min_size=1, max_size=9), min_size=200, max_size=200))
-    def check(cases: list[Pieces]) -> None:
-        nonlocal n_marks
-        plain = drawn(chat, *([(text, False) for text, _ in case] for case in cases))
-        for case, (marked, words), (without, none) in zip(cases, drawn(chat, *cases), plain):
-            assert re.sub("</?u( [^>]*)?>", "", marked) == without and not none, case
-            for i, word in words:
-                n_marks += 1
-                text, is_changed = case[i]
-                assert is_changed, (case, word)
-                assert set(text.strip()) & set(word), (case, word)
-
-    check()
-    assert n_marks > 1000, "or this shows little"
-
-
 GROW = """
 async cases => {
   const {markdown} = await import(new URL("markdown.js", document.querySelector("script[type=module]").src));
-  const button = () => document.createElement("button");
   return cases.map(pieces => {
-    const all = pieces.map(([text, is], i) => ({text, mark: is ? i : null}));
     let element;
-    for (let n = 1; n <= all.length; ++n) element = markdown(all.slice(0, n), button, null, element);
-    const whole = markdown(all, button, null);
-    return [element.outerHTML, whole.outerHTML];
+    for (let n = 1; n <= pieces.length; ++n) element = markdown(pieces.slice(0, n).join(""), null, element);
+    return [element.outerHTML, markdown(pieces.join("")).outerHTML];
   });
 }
 """
@@ -309,52 +264,15 @@ def test_an_answer_that_came_in_pieces_is_the_whole_one(open_page: Open) -> None
         "<think>",
         "</think>",
     ]
-    piece = st.tuples(st.sampled_from([*TEXTS, *more * 3]), st.booleans())
+    piece = st.sampled_from([*TEXTS, *more * 3])
 
     @settings(MANY, max_examples=6)
     @given(st.lists(st.lists(piece, min_size=1, max_size=14), min_size=200, max_size=200))
-    def check(cases: list[list[tuple[str, bool]]]) -> None:
+    def check(cases: list[list[str]]) -> None:
         for case, (grown, whole) in zip(cases, page.evaluate(GROW, cases)):
             assert grown == whole, case
 
     check()
-
-
-# An answer with ^ before each token that was changed, and its words that are marked.
-WORDS = {
-    "number 9^8^1 in": ["981"],
-    "the key 3^de5-aa57, which": ["3de5-aa57"],
-    "at 14:^30.": ["14:30"],
-    "€^5 or $6.^50!": ["€5", "$6.50"],
-    "no ^. yes^, ^ or": [".", "yes,"],
-    "**9^8**1 and **9^8**^1": ["98", "98", "1"],
-    "> one\n> ^two\n>\n> - ^1 **^b**": ["two", "1", "b"],
-    "| ^1 | 2 |\n|-|-|\n| ^1 | ^a-1 |": ["1", "1", "a-1"],
-    "[981](http://x.y/981) then ^981": ["981"],
-    "a snake_^case and `a ^1 b`": ["snake_case", "1"],
-    "a &a^mp; b &amp; ^amp": ["&", "amp"],
-    "<b>^x</b> 1 < ^2 \\* ^3": ["x", "2", "3"],
-    '```json\n{"key": "3de5-^aa57",\n ^"n": -^1.5}\n```\nnot ^1': ["3de5-aa57", '"n', "-1.5", "1"],
-    "1. a\n   ```\n   x = ^10\n     y\n   ```\n\n       ^4": ["10", "4"],
-    "答案是^四十二。": ["四十二"],
-    "one\r\n^two\r\n\r\n- ^1": ["two", "1"],
-}
-
-
-def test_the_whole_word_is_marked_whatever_it_is(open_page: Open) -> None:
-    chat, cases = open_page(greedy=False), []
-    for text in WORDS:
-        first, *others = re.split(r"\^", text)
-        cases.append([(first, False), *(part for other in others for part in changed(other))])
-    found = drawn(chat, *cases)
-    assert {text: [word for _, word in words] for text, (_, words) in zip(WORDS, found)} == WORDS
-
-
-def changed(text: str) -> list[tuple[str, bool]]:
-    """A changed token, and what is behind it."""
-    token = re.match(r"\w+|\W", text)
-    assert token
-    return [(token[0], True), (text[token.end() :], False)]
 
 
 # -- code -------------------------------------------------------------------------------------------------------------
@@ -413,15 +331,6 @@ def test_code_of_no_known_language_stays_as_it_is(chat: Chat, script: Script) ->
     assert answer.locator("pre").all_text_contents() == ["if <b> then\n"] * len(languages) and chat.widest() == 0
 
 
-def test_marks_stay_in_code_with_colours(open_page: Open) -> None:
-    chat = open_page(greedy=False)
-    found = made(chat, 'a\n```json\n{"key": "3de5-^aa57^", "n": ^98^1, ^true^: 1}\n```\n')
-    assert re.findall("<u>(.*?)</u>", re.sub("</?span[^>]*>", "", found)) == ["3de5-aa57", "981", "true"]
-    assert '<span class="hljs-number"><u>981</u></span>' in found
-    found = made(chat, "```js\nlet a^bc^ = `x${^n^}`\n```")
-    assert re.sub("<(?!/?u>).*?>", "", found).endswith("let <u>abc</u> = `x${<u>n</u>}`\n")
-
-
 # -- lists, tables, lines and links -----------------------------------------------------------------------------------
 
 
@@ -453,7 +362,7 @@ FORMULAS: dict[str, list[str]] = {
 
 def test_what_is_a_formula_and_what_is_not(open_page: Open) -> None:
     found = {}
-    for text, (drawn_as, _) in zip(FORMULAS, drawn(open_page(greedy=False), *([(text, False)] for text in FORMULAS))):
+    for text, drawn_as in zip(FORMULAS, open_page(greedy=False).page.evaluate(DRAWN, [*FORMULAS])):
         seen = [html.unescape(re.sub("<[^>]*>", "", one)) for one in re.findall("(?s)<math.*?</math>", drawn_as)]
         found[text] = [re.sub("[\n\u2061]", "", one).replace("\xa0", " ") for one in seen]
     assert found == FORMULAS
@@ -488,11 +397,3 @@ def test_a_formula_is_harmless(chat: Chat, script: Script) -> None:
     height = answer.evaluate("one => one.getBoundingClientRect().height")
     assert height < 1500 and chat.widest() == 0
     expect(answer).to_contain_text(r"$\f$")  # a macro lives in its own formula
-
-
-def test_a_formula_with_a_changed_token_is_marked(open_page: Open) -> None:
-    chat = open_page(greedy=False)
-    found = made(chat, "So $x + ^1^$ is\n\n$$\ny = ^2^\n$$\n\n$\\frac{^3^}$ end")
-    found = re.sub(r'<u aria-label="(.*?)">', r"<u>\1: ", found)
-    wanted = ["x + 1: x+1", "y = 2: y=2", "$\\frac{3}$"]
-    assert re.findall("<u>([^<]*)</u>", re.sub("<(?!/?u>)[^>]*>", "", found)) == wanted

@@ -25,9 +25,9 @@ MARKDOWN = r"""# A heading
 
 Some *words* with `code`, a [link](https://example.com/), and a word-that-is-so-long-that-no-line-has-room-for-the-whole-of-it-anywhere.
 
-> Quoted: the mean is \(\bar{x} = \frac{1}{n} \sum_{i=1}^{n} x_i\) at 14:^30^, for €^5^.
+> Quoted: the mean is \(\bar{x} = \frac{1}{n} \sum_{i=1}^{n} x_i\) at 14:30, for €5.
 
-1. ^981^ in a list, $\alpha_^1^^2$
+1. 981 in a list, $\alpha_1^2$
    - nested
 2. a formula:
 
@@ -37,18 +37,16 @@ Some *words* with `code`, a [link](https://example.com/), and a word-that-is-so-
 
 | Key | Formula | A third column with a long title | And a fourth one |
 |---|---|---|---|
-| 3de5-^aa57^ | $e^{i\pi} = ^-1^$ | quite a few words that do not fit | 1234567890 |
+| 3de5-aa57 | $e^{i\pi} = -1$ | quite a few words that do not fit | 1234567890 |
 
 ```python
 @cache
-def answer(n: int = ^981^, key: str = "3de5-^aa57^") -> str:  # a comment of ^1^ line, which is wider than a telephone
-    return f"{n:>5}" if ^n^ else None
+def answer(n: int = 981, key: str = "3de5-aa57") -> str:  # a comment of 1 line, which is wider than a telephone
+    return f"{n:>5}" if n else None
 ```
 
-\[ L = (1+\beta)\,\log p(x \mid c) - \beta \log p'(x \mid c) + \int_0^\infty e^{-t}\,dt + ^981^ \]
+\[ L = (1+\beta)\,\log p(x \mid c) - \beta \log p'(x \mid c) + \int_0^\infty e^{-t}\,dt + 981 \]
 """
-# "^…^" is a changed token, unless TeX has it: there "^" stands before a brace, a backslash or alone
-PARTS = re.split(r"\^([\w-]+)\^(?![{\\])", MARKDOWN)
 
 
 def changed(text: str) -> dict[str, Any]:
@@ -83,9 +81,7 @@ def views(chat: Chat, script: Script) -> Iterator[str]:
     yield "compare"
     chat.button("Go on with this", group).last.click()
     chat.play(script)
-    answer = chat.told(*(changed(part) if i % 2 else part for i, part in enumerate(PARTS)), text="Show what you can.")
-    marks = [one.inner_text() for one in answer.locator("button.changed").all()]
-    assert marks[:3] == ["14:30", "€5", "981"] and "3de5-aa57" in marks and len(marks) == len(PARTS) // 2
+    answer = chat.told(MARKDOWN, changed("The end."), text="Show what you can.")
     text = answer.locator(".markdown")
     assert text.evaluate("text => text.scrollWidth - text.clientWidth") == 0, "wide things scroll in their own boxes"
     yield "markdown"

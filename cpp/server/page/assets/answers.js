@@ -32,7 +32,7 @@ const partsOf = ({text, files}, sees) => [
   ...images.partsOf(contentOf({text, files: files.filter(file => !file.isRead)}, sees)).filter(part => part.text !== ""),
 ];
 
-const hasRead = path => path.some(({files = []}) => files.some(file => file.isRead));
+export const hasRead = path => path.some(({files = []}) => files.some(file => file.isRead));
 
 const withFiles = (said, sees) => hasRead([said]) ? partsOf(said, sees) : contentOf(said, sees);
 
@@ -66,7 +66,7 @@ function continuedPrompt(prompt, kept, isChat) {
 /**
  * Writes an answer: fills message as it comes, and calls changed() each time.
  *
- * message: of an assistant, with model, system, sampling (fields of the request), seed and pcd (its field: false or an object).
+ * message: of an assistant, with model, system, sampling (fields of the request), seed, pcd (its field: false or an object) and replay.
  * path: the talk before it. options: {n_predict, signal}.
  * before: the answer that this one goes on with; kept: its tokens that stay. options.sees: whether the model sees pictures.
  */
@@ -93,7 +93,7 @@ export async function write(message, path, options, changed, before = null, kept
 
 async function completionOf(message, path, options, asked, before, kept) {
   const messages = messagesOf(path, message.system, options.sees, withFiles);
-  const prompt = await api.template(message.model, messages);
+  const prompt = await api.template(message.model, messages, message.replay);
   const seen = images.imagesOf(messages);
   if (/<think>\s*$/.test(prompt)) message.thinks = true;
   const whole = seen.length ? {prompt_string: prompt + textOf(kept), multimodal_data: seen} : continuedPrompt(prompt, kept, hasRead(path));
@@ -102,12 +102,12 @@ async function completionOf(message, path, options, asked, before, kept) {
 
 /** Each answer of a chat says what it thinks in its text. */
 const chatOf = (message, path, options, asked) => api.chat({
-  ...asked, messages: messagesOf(path, message.system, options.sees, withFiles),
+  ...asked, messages: messagesOf(path, message.system, options.sees, withFiles), replay: message.replay,
   pcd: message.pcd, max_tokens: options.n_predict, logprobs: true, top_logprobs: N_OPTIONS, reasoning_format: "none",
 }, options.signal);
 
 function take(message, part) {
-  if (part.prompt_progress) message.progress = {...part.prompt_progress, at: performance.now()};
+  if (part.prompt_progress) message.progress = part.prompt_progress;
   for (const entry of part.completion_probabilities ?? []) {
     const told = message.n_told ?? 0;
     message.n_told = part.tokens_predicted ?? told + 1;
@@ -119,12 +119,11 @@ function take(message, part) {
   if (timings && (timings.predicted_n || part.stop)) {
     message.stats = {
       read: timings.prompt_n, cached: timings.cache_n, written: timings.predicted_n,
-      readPerSecond: timings.prompt_per_second ?? 0, perSecond: timings.predicted_per_second ?? 0,
-      twins: timings.pcd_twins ?? 0, contrasted: timings.pcd_contrasted ?? 0,
+      perSecond: timings.predicted_per_second ?? 0,
       did: timings.pcd_answer, passages: timings.passages, note: timings.passages_note,
     };
     // the first token may have had a twin before it was seen to be sure: only more than that is for an answer that is contrasted
-    message.decided ||= message.stats.contrasted > 0 || message.stats.twins > 1;
+    message.decided ||= timings.pcd_contrasted > 0 || timings.pcd_twins > 1;
   }
   if (part.stop) message.ended = part.truncated ? "full" : part.stop_type === "limit" ? "limit" : "stop";
 }

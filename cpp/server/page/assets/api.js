@@ -47,7 +47,7 @@ const json = async (path, body) => (await ask(path, body)).json();
 export const models = async () => (await json("v1/models")).data;
 export const props = model => json("props?model=" + encodeURIComponent(model));
 export const tokenCount = async (model, content) => (await json("tokenize", {model, content})).tokens.length;
-export const template = async (model, messages) => (await json("apply-template", {model, messages})).prompt;
+export const template = async (model, messages, replay) => (await json("apply-template", {model, messages, replay})).prompt;
 
 /** What the server reads in a file: {name, text, n_tokens}. */
 export const document = (model, filename, file_data) => json("documents", {model, filename, file_data});

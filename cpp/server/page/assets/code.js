@@ -3,25 +3,15 @@
 import hljs from "./vendor/highlight.js/highlight.min.js";
 
 const LONGEST = 50_000; // characters; longer code has no colours
-const MOST = 200; // blocks that are kept
-const known = new Map(); // an answer that is being written is read again and again
 
-const nameIn = ({lang}) => /^[^\s{,]*/.exec(lang ?? "")[0].slice(0, 30);
+export const escaped = text => text.replace(/[&<>"']/g, c => `&#${c.charCodeAt(0)};`);
 
-/** The name of a block's language for people; "" if the block names none. token: of marked. */
-export function languageOf(token) {
-  const name = nameIn(token);
-  return hljs.getLanguage(name)?.name ?? name;
-}
-
-/** null where it has no colours: its language is not known, or it is not complete yet. */
-export function highlighted(token) {
-  const language = nameIn(token);
-  if (!hljs.getLanguage(language) || token.text.length > LONGEST || !/\n[ \t>]*(`{3,}|~{3,})\s*$/.test(token.raw)) return null;
-  const key = `${language}\n${token.text}`;
-  if (!known.has(key)) {
-    if (known.size >= MOST) known.clear();
-    known.set(key, hljs.highlight(token.text, {language, ignoreIllegals: true}).value);
-  }
-  return known.get(key);
+/** token: of marked. While it is being written it has no colours. */
+export function code(token) {
+  const name = /^[^\s{,]*/.exec(token.lang ?? "")[0].slice(0, 30);
+  const language = hljs.getLanguage(name);
+  const isDone = /\n[ \t>]*(`{3,}|~{3,})\s*$/.test(token.raw);
+  const html = language && isDone && token.text.length <= LONGEST
+    ? hljs.highlight(token.text, {language: name, ignoreIllegals: true}).value : escaped(token.text);
+  return `<pre><code data-language="${escaped(language?.name ?? name)}">${html}\n</code></pre>`;
 }

@@ -2,11 +2,10 @@
 // beside the old one; nothing is lost. Knows nothing of the server or the screen.
 //
 // A message: {id, parent, role: "user" | "assistant", text, made} and
-//   of a user:      files: [{name, text, count, isRead (by the server), pages (where they begin)}]
-//   of an assistant: model, system, sampling (fields of the request), tokens (see tokens.js), setting (its name), pcd (the request's field), decided, seed, stats, pair (the same
-//                   of two answers that are compared), ended ("stop", "limit", "full", "stopped", "lost"; undefined: it is being written)
-
-// A file of a user may have an `image`, a data URL, in place of a text: see images.js.
+//   of a user:       files: [{name, text, count, isRead (by the server), pages (where they begin), image (a data URL, in place of a text)}]
+//   of an assistant: model, system, sampling (fields of the request), tokens (see tokens.js), setting (its name), pcd and replay (fields of
+//                    the request), decided, seed, stats, pair (the same of two answers that are compared), ended ("stop", "limit", "full",
+//                    "stopped", "lost"; undefined: it is being written)
 
 import {createStore, delMany, get, getMany, keys, set, update} from "./vendor/idb-keyval/index.js";
 
@@ -55,12 +54,12 @@ export class Conversation {
     this.at = last.id;
   }
 
-  /** The two answers that are being compared at the end of the talk, the plain one first; else null. */
+  /** The two answers that are being compared at the end of the talk, in the order in which they were asked for; else null. */
   pair() {
     const message = this.messages.get(this.at);
     if (!message?.pair) return null;
     const both = this.versions(message).filter(other => other.pair === message.pair);
-    return both.length === 2 ? both.sort((a, b) => Boolean(a.pcd) - Boolean(b.pcd)) : null;
+    return both.length === 2 ? both : null;
   }
 
   /** Ends the comparison: the talk goes on from this answer. */
@@ -148,88 +147,54 @@ export async function imported(text) {
   return read.length;
 }
 
-// Known fields alone, each of its type: a file comes from anywhere.
-const string = value => {
-  if (typeof value !== "string") throw new Error(`${JSON.stringify(value)?.slice(0, 40)} stands where a text should`);
-  return value;
+// What is taken of a file, which comes from anywhere: known fields, each of its type or such a text. "?": it may be missing, or null.
+const TOKEN = {
+  id: "number", text: "string", n: "number", "strength?": "number", "chosen?": "boolean",
+  options: [{id: "number", text: "string", "bytes?": ["number"], "model?": "number", "local?": "number", "pcd?": "number"}],
 };
-const number = value => {
-  if (typeof value !== "number" || !Number.isFinite(value)) throw new Error(`${JSON.stringify(value)?.slice(0, 40)} stands where a number should`);
-  return value;
+const STATS = {
+  read: "number", cached: "number", written: "number", perSecond: "number", "did?": "string", "note?": "string",
+  "passages?": [{text: "string", document: "string", place: "string", begin: "number", end: "number"}],
 };
-const orNull = read => value => value === null || value === undefined ? null : read(value);
-const optional = read => value => value === undefined ? undefined : read(value);
-const listOf = read => value => {
-  if (!Array.isArray(value)) throw new Error("a list is missing");
-  return value.map(read);
+const MESSAGE = {
+  id: "string", "parent?": "string", role: /^(user|assistant)$/, text: "string", made: "number",
+  "files?": [{
+    name: "string", text: "string", "count?": "number", "isRead?": "boolean", "pages?": ["number"],
+    "image?": /^data:image\/(png|jpeg);base64,[A-Za-z\d+/]+=*$/,
+  }],
+  "tokens?": [TOKEN], "model?": "string", "system?": "string", "setting?": "string", "pcd?": "object|boolean", "replay?": "boolean",
+  "decided?": "boolean", "thinks?": "boolean", "seed?": "number", "pair?": "string", "stats?": STATS,
+  "ended?": /^(stop|limit|full|stopped|lost)$/,
+  "sampling?": {
+    "temperature?": "number", "top_k?": "number", "top_p?": "number", "min_p?": "number", "repeat_penalty?": "number", "stop?": ["string"],
+  },
 };
-const record = fields => value => {
-  if (typeof value !== "object" || value === null) throw new Error("an object is missing");
+
+function taken(value, shape, name) {
+  if (shape instanceof RegExp ? typeof value === "string" && shape.test(value) : typeof shape === "string" && shape.includes(typeof value))
+    return value;
+  if (Array.isArray(shape) && Array.isArray(value)) return value.map(one => taken(one, shape[0], name));
+  if (shape.constructor !== Object || typeof value !== "object" || value === null)
+    throw new Error(`${JSON.stringify(value)?.slice(0, 40) ?? "nothing"} stands where "${name}" should`);
   const made = {};
-  for (const [name, read] of Object.entries(fields)) {
-    const found = read(Object.hasOwn(value, name) ? value[name] : undefined);
-    if (found !== undefined) made[name] = found;
+  for (const [key, of] of Object.entries(shape)) {
+    const field = key.replace("?", "");
+    const found = Object.hasOwn(value, field) ? value[field] : undefined;
+    if (found === null && field !== key) made[field] = null;
+    else if (found !== undefined || field === key) made[field] = taken(found, of, field);
   }
   return made;
-};
-const oneOf = (...values) => value => {
-  if (!values.includes(value)) throw new Error(`${JSON.stringify(value)?.slice(0, 40)} stands where ${values.join(" or ")} should`);
-  return value;
-};
-
-const image = value => {
-  if (!/^data:image\/(?:png|jpeg);base64,[A-Za-z\d+/]+=*$/.test(string(value))) throw new Error("a picture is none");
-  return value;
-};
-
-const pcdOf = value => {
-  if (value === false) return false;
-  record({})(value);
-  return Object.fromEntries(Object.entries(value).map(([name, found]) => {
-    if (!/^[a-z]+(_[a-z]+)*$/.test(name)) throw new Error(`${JSON.stringify(name)} is no field of a setting`);
-    return [name, typeof found === "string" ? found : orNull(number)(found)];
-  }));
-};
-
-const samplingOf = record({
-  temperature: optional(number), top_k: optional(number), top_p: optional(number), min_p: optional(number), repeat_penalty: optional(number),
-  stop: optional(listOf(string)),
-});
-const optionOf = record({
-  id: number, text: string, bytes: optional(listOf(number)), model: orNull(number), local: orNull(number), pcd: orNull(number),
-});
-const tokenOf = record({id: number, text: string, n: number, strength: orNull(number), options: listOf(optionOf), chosen: optional(Boolean)});
-const passage = record({text: string, document: string, place: string});
-const passageOf = value => typeof value === "string" ? {text: value, document: "", place: ""} : passage(value); // texts alone were kept once
-const messageOf = record({
-  id: string, parent: orNull(string), role: oneOf("user", "assistant"), text: string, made: number,
-  files: optional(listOf(record({name: string, text: string, count: orNull(number), isRead: optional(Boolean), pages: optional(listOf(number)), image: optional(image)}))),
-  tokens: optional(listOf(tokenOf)),
-  model: optional(string), system: optional(string), sampling: optional(samplingOf),
-  setting: optional(string), pcd: optional(pcdOf), decided: optional(Boolean), thinks: optional(Boolean), seed: optional(number),
-  ended: optional(oneOf("stop", "limit", "full", "stopped", "lost")),
-  pair: optional(string),
-  stats: optional(record({
-    read: number, cached: number, written: number, perSecond: number, readPerSecond: number,
-    twins: number, contrasted: number, did: optional(string), passages: optional(listOf(passageOf)), note: optional(string),
-  })),
-});
+}
 
 function conversationOf(value) {
-  const read = record({id: string, title: string, changed: number, at: orNull(string), messages: listOf(messageOf)})(value);
+  const read = taken(value, {id: "string", title: "string", changed: "number", "at?": "string", messages: [MESSAGE]}, "conversations");
   const conversation = new Conversation({...read, changed: Math.min(read.changed, Date.now())});
-  const ending = new Set(); // messages whose way to the first one is known to end
+  const known = new Set([null]); // a message stands behind the one that it follows: so there is no circle
   for (const message of read.messages) {
+    if (!known.has(message.parent)) throw new Error("a message is missing");
+    known.add(message.id);
     if (message.role === "assistant") Object.assign(message, {tokens: [], model: "", setting: "off", pcd: false, ended: "lost", ...message});
-    const way = new Set();
-    for (let at = message; !ending.has(at.id); at = conversation.messages.get(at.parent)) {
-      if (way.has(at.id)) throw new Error("its messages go round in a circle");
-      way.add(at.id);
-      if (at.parent === null) break;
-      if (!conversation.messages.has(at.parent)) throw new Error("a message is missing");
-    }
-    for (const id of way) ending.add(id);
   }
-  if (read.at !== null && !conversation.messages.has(read.at)) throw new Error("a message is missing");
+  if (!known.has(read.at)) throw new Error("a message is missing");
   return conversation;
 }

@@ -5,7 +5,7 @@ import {html, nothing, svg} from "./vendor/lit-html/lit-html.js";
 import {live} from "./vendor/lit-html/directives/live.js";
 import {key} from "./api.js";
 import {dialog, select} from "./parts.js";
-import {baseFor, baseOf, choiceOf, choices, customOf, DEFAULTS, namesOf, ownSampling, SAMPLING, VALUES} from "./settings.js";
+import {choiceOf, choices, customOf, DEFAULTS, firstCustom, namesOf, ownSampling, SAMPLING, VALUES} from "./settings.js";
 import {candidates, replaced, shown} from "./tokens.js";
 
 const idOf = (...words) => words.join("-").replace(/\W+/g, "-");
@@ -42,6 +42,8 @@ export function settingsDialog(state, act) {
       ${number("Longest answer", settings.n_predict, {min: 1, step: 1, about: "tokens"}, value => act.set("n_predict", value === "" ? DEFAULTS.n_predict : Number(value)))}
       ${area("Stop at", "stop", 2, "texts that end an answer, one a line")}
     </fieldset>
+    <label class="choice"><input type="checkbox" role="switch" .checked=${live(settings.replay)} @change=${({target}) => act.set("replay", target.checked)}>
+      <span>Replay<small>passages of the files that share words with the question are repeated before it</small></span></label>
     <label class="field">Colours ${select([["system", "as the system"], ["light", "light"], ["dark", "dark"]], settings.colours, set("colours"))}</label>
     ${field("API key", html`<input type="password" id=${idOf("API key")} aria-describedby=${idOf("API key", "about")} autocomplete="off"
       .value=${key.get()} @change=${event => act.key(event.target.value)}>`, "if the server wants one; for this tab")}
@@ -55,7 +57,7 @@ export function pcdDialog(state, act) {
   const pcd = props?.pcd;
   const chosen = choiceOf(settings, pcd);
   const choose = value => {
-    if (value === "custom") act.set("base", baseFor(settings, pcd));
+    if (value === "custom" && !Object.keys(settings.custom).length) act.set("custom", firstCustom(settings, pcd));
     act.set("setting", value);
   };
   return dialog("PCD", state.panel === "pcd", () => act.panel(null), () => html`
@@ -72,14 +74,12 @@ export function pcdDialog(state, act) {
 
 function custom(settings, pcd, act) {
   const set = name => value => act.set("custom", {...settings.custom, [name]: value});
-  const base = baseOf(settings, pcd);
-  return html`<fieldset id="custom"><legend class="unseen">Custom</legend>
-    <p class="quiet">It begins as ${base.name === "custom" ? "the server's" : base.name}.</p>${Object.entries(customOf(settings, pcd)).map(([name, value]) => {
+  return html`<fieldset id="custom"><legend class="unseen">Custom</legend>${Object.entries(customOf(settings, pcd)).map(([name, value]) => {
     const {label, about} = VALUES[name];
     const names = namesOf(name, pcd);
     const shown = label.toLowerCase() === name ? label : html`${label} <code class="quiet">(${name})</code>`;
     if (names) return field(label, select(names.map(one => [one, one]), value ?? "none", set(name), idOf(label)), about, shown);
-    return number(label, value ?? 0, VALUES[name], given => set(name)(given === "" ? undefined : Number(given)), String(base.values[name] ?? 0), shown);
+    return number(label, value ?? 0, VALUES[name], given => set(name)(given === "" ? undefined : Number(given)), "", shown);
   })}</fieldset>`;
 }
 

@@ -1,10 +1,9 @@
 // Formulas in Markdown: where they begin and end, and their MathML, which is sanitised later. Needs no fonts of its own.
 
 import "./vendor/katex/katex.min.js"; // no module: it sets self.katex
+import {escaped} from "./code.js";
 
 const LONGEST = 4000; // characters
-const MOST = 1000; // formulas that are kept
-const known = new Map(); // an answer that is being written is read again and again
 
 // The first that fits; "$" last, since it may be a price.
 const KINDS = [
@@ -43,28 +42,19 @@ function isFormula(tex, before, behind = "") {
   return !(/^[\d.,]/.test(tex) ? /(^|\s)\p{L}{2,}(?=[\s.,;]|$)/u : /(^|\s)\p{L}{3,}(?=[\s.,;]|$)/u).test(words);
 }
 
-/** Its MathML; null if it is not TeX that KaTeX knows. */
-function mathml({text, display}) {
-  const key = `${display}${text}`;
-  if (!known.has(key)) {
-    if (known.size >= MOST) known.clear();
-    known.set(key, made(text, display));
-  }
-  return known.get(key);
-}
-
-function made(text, display) {
+/** Its MathML; the text itself, if it is not TeX that KaTeX knows. */
+function shown({raw, text, display}) {
   const options = {displayMode: display, output: "mathml", strict: "ignore", trust: false, errorColor: "currentColor", maxSize: 20, maxExpand: 500};
   try {
     return self.katex.renderToString(text, options).replace(/<annotation[^]*<\/annotation>|<\/?span[^>]*>/g, "");
   } catch (error) {
-    if (error instanceof self.katex.ParseError || error instanceof RangeError) return null; // RangeError: nested without end
+    if (error instanceof self.katex.ParseError || error instanceof RangeError) return escaped(raw.trim()); // RangeError: nested without end
     throw error;
   }
 }
 
-/** For marked. shown(token): what stands for a formula that is none. */
-export const extensions = shown => [
+/** For marked. */
+export const extensions = [
   {
     name: "formula",
     level: "block",
@@ -75,7 +65,7 @@ export const extensions = shown => [
       const rest = found?.display && /^[ \t]*(?:\n+|$)/.exec(text.slice(blanks.length + found.raw.length));
       return rest ? {type: "formula", ...found, raw: blanks + found.raw + rest[0]} : undefined;
     },
-    renderer: token => `<p>${shown(token, mathml(token))}</p>\n`,
+    renderer: token => `<p>${shown(token)}</p>\n`,
   },
   {
     name: "inlineFormula",
@@ -85,7 +75,7 @@ export const extensions = shown => [
       const found = formulaAt(text, tokens.at(-1)?.raw.at(-1));
       return found ? {type: "inlineFormula", ...found} : undefined;
     },
-    renderer: token => shown(token, mathml(token)),
+    renderer: shown,
   },
 ];
 

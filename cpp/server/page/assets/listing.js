@@ -7,27 +7,40 @@ import {follow} from "./follow.js";
 /** told: of an action, what it throws is told. stop: ends the answers of a conversation. */
 export function listActions({state, told, show, stop}) {
   /** Where a conversation is in this page: shown, or written in. */
-  const open = id => [...state.runs.values(), state].map(run => run.conversation).filter(found => found.id === id);
+  const open = id => [...state.busy, state.conversation].filter(found => found.id === id);
 
-  function leaveList() {
-    state.panel = state.deleted = null;
+  const isUntouched = conversation => !conversation.messages.size && !state.busy.has(conversation);
+
+  /** What is being read to be shown is not shown any more. */
+  function present(conversation) {
+    state.opening = null;
+    state.conversation = conversation;
+    show();
   }
 
   return {
+    /** The last conversation, when the page opens. */
+    begin(conversation) {
+      if (!conversation || state.opening || !isUntouched(state.conversation)) return;
+      present(conversation);
+      follow();
+    },
     fresh() {
-      state.conversation = new conversations.Conversation();
-      leaveList();
-      show();
+      state.panel = state.deleted = null;
+      present(new conversations.Conversation());
       document.getElementById("message").focus();
     },
-    load: told(async id => {
-      const running = [...state.runs.values()].find(run => run.conversation.id === id);
-      const found = running?.conversation ?? await conversations.load(id);
-      if (!found) throw new Error("This conversation is not there any more.");
-      state.conversation = found;
-      leaveList();
-      show();
-      follow();
+    load: told(id => {
+      const mine = state.opening = (async () => {
+        const read = await conversations.load(id);
+        if (mine !== state.opening) return; // another one was chosen
+        const found = open(id)[0] ?? read; // of two copies one would miss what is written in the other
+        if (!found) throw new Error("This conversation is not there any more.");
+        state.panel = state.deleted = null;
+        present(found);
+        follow();
+      })().finally(() => { if (mine === state.opening) state.opening = null });
+      return mine;
     }),
     search: told(async text => {
       state.search = text;
@@ -54,20 +67,21 @@ export function listActions({state, told, show, stop}) {
       if (isByKey) document.getElementById("rename-" + id)?.focus();
     }),
     remove: told(async id => {
+      if (state.opening) await state.opening; // else it would be shown once more
       for (const conversation of open(id)) {
         conversation.isGone = true;
         stop(conversation);
       }
+      if (id === state.conversation.id) present(new conversations.Conversation());
       state.deleted = await conversations.load(id);
       await conversations.remove(id);
-      if (id === state.conversation.id) state.conversation = new conversations.Conversation();
       state.list = await conversations.list();
     }),
     restore: told(async () => {
       const {deleted} = state;
       state.deleted = null;
       await conversations.restore(deleted);
-      if (!state.conversation.messages.size) state.conversation = deleted;
+      if (isUntouched(state.conversation) && !state.opening) present(deleted);
       state.list = await conversations.list();
     }),
     exportAll: told(async () => download(`pypcd-${new Date().toISOString().slice(0, 10)}.json`, await conversations.exported())),

@@ -10,14 +10,13 @@ import * as answers from "./answers.js";
 import * as api from "./api.js";
 import {copy} from "./browser.js";
 import * as conversations from "./conversations.js";
+import * as documents from "./documents.js";
 import * as files from "./files.js";
 import {follow, grown, isAway, watch} from "./follow.js";
 import {listActions} from "./listing.js";
 import * as settings from "./settings.js";
 import {page} from "./views.js";
 import * as images from "./images.js";
-
-if (self !== top) throw new Error("This page does not work inside of another one."); // which could have its buttons clicked
 
 const LONG_PASTE = 2000; // characters; a longer one becomes a file
 const FRAME = 60; // ms between two pictures of an answer that is being written, at least
@@ -36,7 +35,10 @@ const state = {
   draft: {text: "", files: [], count: 0}, // the next message
   editing: null, // {id, text, files}
   open: null, // {id, index} of a token
+  document: null, // {name, place, pieces} of the one that is read
   asTokens: new Set(), // ids of answers whose tokens are shown
+  opening: null, // a promise: the conversation that a person has chosen is being read
+  busy: new Set(), // conversations that an answer is asked for, or written in
   runs: new Map(), // id of an answer that is being written -> {controller, conversation}
   isAway: false, // from the end of the talk
   isWide: true, // enough for the list of conversations beside the talk
@@ -194,7 +196,6 @@ async function answer(conversation, fields, {before = null, kept = [], after = n
   if (conversation === state.conversation) follow();
   let saved = Date.now();
   const changed = () => {
-    if (message.stats?.read > 64) state.settings.speeds[model] = message.stats.readPerSecond;
     if (Date.now() - saved > KEPT && message.text) {
       saved = Date.now();
       conversations.save(conversation).catch(fail);
@@ -208,7 +209,6 @@ async function answer(conversation, fields, {before = null, kept = [], after = n
     const path = conversation.path(message.parent);
     await answers.write(message, path, {n_predict, signal: controller.signal, sees: images.sees(state.props)}, changed, before, kept);
   } finally {
-    settings.save(state.settings); // its speed
     if (message.tokens.length === kept.length && message.ended !== "stop") conversation.remove(message);
     try {
       await keep(conversation);
@@ -226,29 +226,28 @@ async function keep(conversation) {
 
 const withPcd = chosen => ({pcd: settings.pcdOf(chosen, state.props?.pcd), setting: settings.labelOf(chosen, state.props?.pcd)});
 
-/** Answers the last message of the talk; with `compare` plainly beside it. */
-async function reply(conversation, parent, compare = false) {
-  const fields = {parent, seed: newSeed()};
+/** Answers the last message of the talk. compare: "pcd" or "replay", without which it is answered beside. */
+async function reply(conversation, parent, compare = "") {
+  const fields = {parent, seed: newSeed(), replay: state.settings.replay, ...withPcd(state.settings)};
   if (compare) {
     const {pcd} = state.props;
-    if (!pcd?.presets) throw new Error(`There is nothing to compare with: ${pcd?.refusal ?? "this server runs without PCD"}.`);
-    const pair = parent + fields.seed;
-    const plain = answer(conversation, {...fields, pair, pcd: false, setting: "off"});
+    if (compare === "pcd" && !pcd?.presets) throw new Error(`There is nothing to compare with: ${pcd?.refusal ?? "this server runs without PCD"}.`);
+    fields.pair = parent + fields.seed;
+    const [without, having] = compare === "replay" ? [{replay: false}, {replay: true}]
+      : [{pcd: false, setting: "off"}, withPcd(settings.turnedOn(state.settings, pcd))];
+    const first = answer(conversation, {...fields, ...without});
     // behind it, in the same slot of the server, whose cache has the prompt: at once it would be read twice
-    const after = plain.catch(() => {});
-    const results = await Promise.allSettled([plain, answer(conversation, {...fields, pair, ...withPcd(settings.turnedOn(state.settings, pcd))}, {after})]);
+    const results = await Promise.allSettled([first, answer(conversation, {...fields, ...having}, {after: first.catch(() => {})})]);
     for (const result of results) if (result.status === "rejected") throw result.reason;
-  } else await answer(conversation, {...fields, ...withPcd(state.settings)});
+  } else await answer(conversation, fields);
   const last = conversation.messages.get(conversation.at);
   if (conversation === state.conversation && last?.role === "assistant")
     state.said = compare ? "Both answers are complete." : `Answer: ${last.text}`;
 }
 
-const busy = new Set(); // conversations that an answer is asked for, or written in
-
 /** One thing after the other in a conversation: what is asked for while an answer is written, or its model loaded, is not done. */
 async function alone(action) {
-  const {conversation} = state;
+  const {conversation, busy} = state;
   if (busy.has(conversation)) return;
   busy.add(conversation);
   const before = document.activeElement;
@@ -266,6 +265,12 @@ async function alone(action) {
 function focusOnMessage() {
   if (matchMedia("(pointer: fine)").matches) document.getElementById("message")?.focus({preventScroll: true});
 }
+
+/** To the conversation that a person has chosen, though it may not be shown yet. */
+const ask = compare => told(async () => {
+  while (state.opening) await state.opening;
+  await alone(conversation => send(conversation, compare));
+});
 
 async function send(conversation, compare) {
   if (attaching) await attaching; // a file that cannot be read is told, and nothing is sent without it
@@ -326,8 +331,9 @@ async function readAll(given) {
 let typing = 0;
 
 const actions = {
-  send: told(() => alone(conversation => send(conversation, false))),
-  compare: told(() => alone(conversation => send(conversation, true))),
+  send: ask(""),
+  compare: ask("pcd"),
+  compareReplay: ask("replay"),
   stop(conversation = state.conversation) {
     for (const run of state.runs.values()) if (run.conversation === conversation) run.controller.abort();
   },
@@ -379,14 +385,14 @@ const actions = {
   })),
   goOn: told((message, index, option) => alone(async conversation => {
     state.open = null;
-    const {parent, model, system, sampling, setting, pcd, seed} = message; // as it was, whatever is set now
+    const {parent, model, system, sampling, setting, pcd, replay, seed} = message; // as it was, whatever is set now
     await connect();
     if (!state.models.some(own => own.id === model)) // tokens are numbers, which another model reads in another way
       throw new Error(`This answer is of the model ${model}, which this server does not have.`);
     if (!state.props) await choose();
     const kept = message.tokens.slice(0, index);
     if (option) kept.push({...message.tokens[index], id: option.id, text: option.text, n: 1, chosen: true});
-    const writing = answer(conversation, {parent, model, system, sampling, setting, pcd, seed}, {before: message, kept});
+    const writing = answer(conversation, {parent, model, system, sampling, setting, pcd, replay, seed}, {before: message, kept});
     if (option) state.asTokens.add(conversation.at);
     show();
     await writing;
@@ -405,12 +411,11 @@ const actions = {
     keep(state.conversation).catch(fail);
     show();
   },
-  copy: told(async (text, button = null) => {
+  copy: told(async (text, button) => {
     await copy(text);
     state.said = "Copied.";
-    if (!button) return;
-    button.textContent = "Copied";
-    setTimeout(() => { button.textContent = "Copy" }, 1500);
+    button.textContent = "Copied"; // for those who see; its name stays
+    setTimeout(() => { button.textContent = button.ariaLabel }, 1500);
   }),
   toEnd() {
     follow();
@@ -424,6 +429,13 @@ const actions = {
     state.open = message && {id: message.id, index};
     show();
   },
+  document(found) {
+    state.document = found;
+    show();
+    document.querySelector("dialog[open] mark")?.scrollIntoView({block: "center"});
+  },
+  read: file => actions.document(documents.opened(file)),
+  passage: told((message, passage) => actions.document(documents.openedAt(state.conversation.path(message.id), passage))),
 
   panel(name) {
     if (!name) document.activeElement.blur(); // a field that is being filled in tells its value while it is there
@@ -471,7 +483,6 @@ room.addEventListener("change", () => { fit(); show() });
 addEventListener("keydown", event => {
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) actions.stop();
 });
-setInterval(() => { if (state.runs.size) showSoon() }, 250); // the bar goes on while a prompt is read
 
 fit();
 watch(show);
@@ -480,7 +491,5 @@ focusOnMessage();
 told(begin)();
 told(async () => {
   state.list = await conversations.list();
-  if (state.list.length && !state.conversation.messages.size) state.conversation = await conversations.load(state.list[0].id) ?? state.conversation;
-  show();
-  follow();
+  if (state.list.length) await actions.begin(await conversations.load(state.list[0].id));
 })();

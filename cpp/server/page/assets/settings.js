@@ -3,8 +3,7 @@
 const NAME = "pypcd.settings";
 
 export const DEFAULTS = {
-  model: "", setting: "server", custom: {}, base: "", sampling: {}, stop: "", n_predict: 1024, seed: "", system: "", colours: "system",
-  speeds: {}, // tokens of a prompt that were read per second, of each model
+  model: "", setting: "server", custom: {}, replay: true, sampling: {}, stop: "", n_predict: 1024, seed: "", system: "", colours: "system",
 };
 
 export function load() {
@@ -132,21 +131,14 @@ export function labelOf(settings, pcd) {
   return choice === "server" || choice === "on" ? nameOf(pcd) : choice;
 }
 
-/** What a custom setting that is chosen now begins as: what was chosen before it; what it began as, if values of it were given since. */
-export const baseFor = (settings, pcd) =>
-  Object.values(settings.custom).some(value => value !== undefined) ? settings.base : choiceOf(settings, pcd);
+/** What a custom setting begins as: what was chosen before it. */
+export const firstCustom = (settings, pcd) => Object.fromEntries(Object.entries(pcdOf(turnedOn(settings, pcd), pcd))
+  .map(([name, value]) => [name, value ?? (namesOf(name, pcd) ? "none" : 0)]));
 
-/** That one, as {name, values}. The server's own only where it is on: else that is the paper's, the strongest. */
-export function baseOf({base}, pcd) {
-  const isOwn = base === "server" && pcd.default;
-  const name = isOwn ? nameOf(pcd) : base in pcd.presets ? base : pcd.recommended;
-  return {name, values: (isOwn ? null : pcd.presets[name]) ?? pcd.setting};
-}
-
-/** The custom values; where none was given, those of its base. */
+/** The custom values; where none was given, those of the recommended preset. */
 export function customOf(settings, pcd) {
-  const {values} = baseOf(settings, pcd);
   const names = Object.keys(VALUES).filter(name => pcd.per_request.includes(name));
   const isGiven = name => namesOf(name, pcd)?.includes(settings.custom[name]) ?? typeof settings.custom[name] === "number";
-  return Object.fromEntries(names.map(name => [name, isGiven(name) ? settings.custom[name] : values[name]]));
+  const others = pcd.presets[pcd.recommended] ?? pcd.setting;
+  return Object.fromEntries(names.map(name => [name, isGiven(name) ? settings.custom[name] : others[name]]));
 }

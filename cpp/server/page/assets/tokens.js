@@ -31,15 +31,8 @@ export function tokenOf(entry, n) {
 
 const best = (options, row) => options.reduce((a, b) => (b[row] ?? -1) > (a[row] ?? -1) ? b : a);
 
-const alone = new WeakMap(); // token -> what replaced() says: all of an answer are asked for at each picture
-
 /** What the model alone would most probably have said, where PCD changed that; else null. */
 export function replaced(token) {
-  if (!alone.has(token)) alone.set(token, replacedBy(token));
-  return alone.get(token);
-}
-
-function replacedBy(token) {
   if (token.strength === null || !token.options.length) return null;
   const first = best(token.options, "model");
   return first.id !== token.id && first.id !== best(token.options, "pcd").id ? first : null;

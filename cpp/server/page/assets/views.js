@@ -3,8 +3,9 @@
 import {html, nothing} from "./vendor/lit-html/lit-html.js";
 import {live} from "./vendor/lit-html/directives/live.js";
 import {repeat} from "./vendor/lit-html/directives/repeat.js";
-import {THINK} from "./answers.js";
+import {hasRead, THINK} from "./answers.js";
 import {pcdDialog, settingsDialog, tokenDialog} from "./dialogs.js";
+import {documentDialog} from "./documents.js";
 import {markdown} from "./markdown.js";
 import {error, icon, select} from "./parts.js";
 import {labelOf} from "./settings.js";
@@ -31,7 +32,7 @@ export function page(state, act) {
       ${composer(state, act)}
     </div>
     <p class="unseen" role="status">${state.said}</p>
-    ${settingsDialog(state, act)} ${pcdDialog(state, act)} ${tokenDialog(state, act)}`;
+    ${settingsDialog(state, act)} ${pcdDialog(state, act)} ${tokenDialog(state, act)} ${documentDialog(state, act)}`;
 }
 
 function welcome({props, settings}) {
@@ -58,9 +59,14 @@ function talk(state, act) {
   return html`<section class="talk" aria-label="Conversation">
     ${repeat(single, message => message.id, message => message.role === "user" ? yours(message, state, act) : answer(message, state, act))}
     ${pair && html`<div class="pair" role="group" aria-label="Comparison">
-      ${repeat(pair, message => message.id, message => answer(message, state, act, message.pcd ? `With PCD (${message.setting})` : "Without PCD"))}
+      ${repeat(pair, message => message.id, message => answer(message, state, act, titleOf(message, pair)))}
     </div>`}
   </section>`;
+}
+
+function titleOf({pcd, replay, setting}, [one, other]) {
+  if (one.replay !== other.replay) return replay ? "With replay" : "Without replay";
+  return pcd ? `With PCD (${setting})` : "Without PCD";
 }
 
 /** On a telephone about 40 characters are a line, and 10 lines are shown: what scrolls has to be reachable by keyboard. */
@@ -79,7 +85,7 @@ function yours(message, state, act) {
         }}></textarea>
       <div class="tools"><button class="first" @click=${() => act.sendAgain(message)}>Send again</button><button @click=${() => act.edit(null)}>Cancel</button></div>`
     : html`
-      ${message.files?.map(file => file.image ? picture(file, state.props) : html`<details><summary>${file.name}</summary><div class="file" tabindex="0">${file.text}</div></details>`)}
+      ${message.files?.map(file => file.image ? picture(file, state.props) : html`<button class="open" @click=${() => act.read(file)}>${icon("file")} ${file.name}</button>`)}
       <div class="text" tabindex=${mayScroll(message.text) ? 0 : nothing}>${message.text}</div>
       <div class="tools">
         ${versions(message, state, act)}
@@ -100,7 +106,7 @@ function answer(message, state, act, title = "") {
   return html`<article class="answer" aria-label=${title || "Answer"} aria-busy=${writing}>
     ${title && html`<h2>${title}</h2>`}
     ${asTokens ? tokens(message, act) : text(message, act)}
-    ${writing && !message.text ? html`<p class="quiet reading">${reading(message, state.settings.speeds[message.model])}</p>` : nothing}
+    ${writing && !message.text ? html`<p class="quiet reading">${reading(message)}</p>` : nothing}
     <div class="tools">
       ${title ? html`<button ?disabled=${writing} @click=${() => act.choose(message)}>Go on with this</button>`
         : versions(message, state, act)}
@@ -111,7 +117,7 @@ function answer(message, state, act, title = "") {
         ? html`<button @click=${() => act.goOn(message, message.tokens.length)}>Continue</button>` : nothing}
     </div>
     <p class="quiet">${told(message, writing, Boolean(title))}</p>
-    ${passages(message)}
+    ${passages(message, act)}
   </article>`;
 }
 
@@ -136,45 +142,28 @@ function told(message, writing, isCompared) {
   return [
     ended === "stop" && !message.text ? "the model ended at once" : tokensIn(n),
     isCompared || n < 2 || !message.text ? "" : `${stats.perSecond.toFixed(1)} per second`,
-    did(message), ENDS[ended],
+    stats.did, ENDS[ended],
   ].filter(Boolean).join(" · ");
 }
 
-/** What PCD did: the server's sentence; or in words of our own, if the server is of a version that says none. */
-function did({stats, pcd, setting, decided, tokens}) {
-  if (stats.did) return stats.did;
-  return !pcd ? "PCD off" : decided ? `PCD (${setting}) changed ${tokens.filter(replaced).length} of ${stats.written} tokens` : `PCD (${setting}) found nothing to do`;
-}
-
 /** Passages of the files that stood before the question once more, each with where it stands. */
-function passages({stats}) {
-  const {passages = [], note} = stats ?? {};
+function passages(message, act) {
+  const {passages = [], note} = message.stats ?? {};
   if (!passages.length) return note ? html`<p class="quiet">No passage was read again: ${note}.</p>` : nothing;
   return html`<details class="passages"><summary>${passages.length === 1 ? "1 passage was" : `${passages.length} passages were`} read again</summary>
-    ${passages.map(({text, document, place}) => html`<figure>${document ? html`<figcaption>${document}, ${place}</figcaption>` : nothing}
-      <blockquote class="file" tabindex="0">${text}</blockquote></figure>`)}</details>`;
+    ${passages.map(passage => html`<figure title="Show it in the text" @click=${() => getSelection().isCollapsed && act.passage(message, passage)}>
+      <figcaption><button>${passage.document}, ${passage.place}</button></figcaption>
+      <blockquote class="text" tabindex="0">${passage.text}</blockquote></figure>`)}</details>`;
 }
 
-// -- an answer as text, with what PCD changed marked, or as tokens ----------------------------------------------------
+// -- an answer as text or as tokens -----------------------------------------------------------------------------------
 
 const texts = new WeakMap(); // message -> {n, element}
 
 function text(message, act) {
   const known = texts.get(message);
   if (known?.n === message.text.length) return known.element;
-  const pieces = message.tokens.length ? message.tokens.map((token, i) => ({text: token.text, mark: replaced(token) ? i : null}))
-    : [{text: message.text, mark: null}];
-  if (message.thinks) pieces.unshift({text: THINK, mark: null});
-  const element = markdown(pieces, (i, word) => {
-    const button = document.createElement("button");
-    button.className = "token changed";
-    button.textContent = word;
-    button.ariaDescription = "changed by PCD";
-    button.onclick = () => act.open(message, i);
-    return button;
-  }, act.copy, known?.element);
-  element.addEventListener("keydown", move);
-  for (const [i, button] of element.querySelectorAll(".token").entries()) button.tabIndex = i ? -1 : 0;
+  const element = markdown((message.thinks ? THINK : "") + message.text, act.copy, known?.element);
   texts.set(message, {n: message.text.length, element});
   return element;
 }
@@ -210,7 +199,7 @@ function composer(state, act) {
   const busy = [...state.runs.values()].some(run => run.conversation === conversation);
   return html`<div class="composer">
     ${state.isAway ? html`<button class="to-end" aria-label="To the end" title="To the end" @click=${act.toEnd}>${icon("down")}</button>` : nothing}
-    ${state.panel || state.open ? nothing : error(state, act)}
+    ${state.panel || state.open || state.document ? nothing : error(state, act)}
     <form class="box" @submit=${event => { event.preventDefault(); act.send() }}>
       ${files(draft, act)}
       <label class="unseen" for="message">Message</label>
@@ -225,7 +214,8 @@ function composer(state, act) {
         <button type="button" class="bare" aria-label="Attach files" title="Attach files" @click=${event => event.currentTarget.nextElementSibling.click()}>${icon("clip")} <span class="name">Attach files</span></button>
         <input type="file" multiple hidden @change=${event => { act.attach([...event.target.files]); event.target.value = "" }}>
         ${busy ? html`<button type="button" id="stop" @click=${() => act.stop()}>Stop</button>`
-          : html`<button type="button" @click=${act.compare}>Compare</button><button class="first">Send</button>`}
+          : html`${hasRead([...conversation.path(), draft]) ? html`<button type="button" @click=${act.compareReplay}>Compare replay</button>` : nothing}
+            <button type="button" @click=${act.compare}>Compare</button><button class="first">Send</button>`}
       </div>
     </form>
     <div class="status quiet">${state.loading ? html`<progress aria-label="Loading"></progress> loading ${state.loading}`
@@ -250,23 +240,12 @@ function used({conversation, draft, props}) {
   return size ? html`<span class=${n > size ? "over" : ""}>${grouped.format(n)} of ${tokensIn(size)}${n > size ? ": too long" : ""}</span>` : nothing;
 }
 
-/**
- * How far the prompt of an answer is read: what the server reports after each batch, and between its reports what its speed makes of it;
- * before the first, the speed of the last prompt. perSecond: that speed, if there was one.
- */
-function reading({waits, progress}, perSecond) {
+/** How far the prompt of an answer is read: the server reports it after each batch. */
+function reading({waits, progress}) {
   if (waits) return "waits for the other answer, which reads the same prompt";
   if (!progress) return html`<progress aria-label="Reading"></progress> begins`;
-  const {total, cache, processed, time_ms, at} = progress;
-  const isMeasured = processed > cache && time_ms > 0;
-  const speed = isMeasured ? 1000 * (processed - cache) / time_ms : perSecond;
-  const words = `reading ${tokensIn(total)}`;
-  if (!speed) return html`<progress aria-label="Reading"></progress> ${words}`;
-  const due = processed + speed * (performance.now() - at) / 1000;
-  const done = Math.min(total, isMeasured ? due : eased(due / total) * total);
-  const left = (total - due) / speed;
-  return html`<progress aria-label="Reading" max=${total} .value=${done}></progress> ${words}${left > 0 ? `, about ${Math.ceil(left)} s left` : ""}`;
+  const {total, cache, processed, time_ms} = progress;
+  const left = time_ms / 1000 * (total - processed) / (processed - cache);
+  return html`<progress aria-label="Reading" max=${total} value=${processed > cache ? processed : nothing}></progress>
+    reading ${tokensIn(total)}${left > 0 && left < Infinity ? `, about ${Math.ceil(left)} s left` : ""}`;
 }
-
-/** A guess may be too fast: its last tenth is never quite reached. */
-const eased = part => part < 0.9 ? part : 1 - 0.1 * Math.exp(-(part - 0.9) / 0.1);
