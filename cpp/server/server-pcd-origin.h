@@ -20,9 +20,12 @@ struct server_pcd_asked {
 // empty: it may
 std::string server_pcd_refusal_of_origin(const server_pcd_asked & asked);
 
-// Whether the request may be answered; else it has been, with 403.
+// Whether the request may be answered; else it has been, with 403. Each answer tells browsers to show it in no other page, which could have
+// the buttons of ours clicked, and to take it for nothing but what it says it is.
 template <typename Params, typename Request, typename Response>
 bool server_pcd_admits(const Params & params, const Request & req, Response & res) {
+    res.set_header("Content-Security-Policy", "frame-ancestors 'none'");
+    res.set_header("X-Content-Type-Options", "nosniff");
     const std::string refusal = server_pcd_refusal_of_origin(
         { params.hostnames, params.cors_origins, !params.api_keys.empty(), req.get_header_value("Host"), req.get_header_value("Origin"),
           req.get_header_value("Sec-Fetch-Site"), req.get_header_value("Sec-Fetch-Mode") });

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from serving import SMALL, ask, ready
@@ -64,6 +66,19 @@ def test_another_sites_page_is_refused(server: Server, headers: dict[str, str]) 
 def test_this_machines_and_the_servers_own_pages_are_answered(server: Server, headers: dict[str, str]) -> None:
     assert ask(server, "/v1/models", **at(server, headers))[0] == 200
     assert ask(server, "/completion", BODY, **at(server, headers))[0] == 200
+
+
+@pytest.mark.parametrize(("path", "status"), [("/", 200), ("/v1/models", 200), ("/nothing", 404), ("/props", 403)])
+def test_answers_stand_in_no_other_page_and_are_what_they_say(server: Server, path: str, status: int) -> None:
+    asked = Request(server.url + path, headers={"Host": "evil.example"} if status == 403 else {})
+    try:
+        answer = urlopen(asked)
+    except HTTPError as error:
+        answer = error
+    with answer:
+        assert answer.status == status
+        assert answer.headers.get_all("Content-Security-Policy") == ["frame-ancestors 'none'"]
+        assert answer.headers.get_all("X-Content-Type-Options") == ["nosniff"]
 
 
 def test_a_link_of_another_site_is_followed(server: Server) -> None:
