@@ -78,6 +78,7 @@ def views(chat: Chat, script: Script) -> Iterator[str]:
     group = chat.named("group", "Comparison")
     expect(group.get_by_role("button", name="Go on with this")).to_have_count(2)
     expect(chat.button("Send")).to_be_visible()
+    chat.tokens(group.get_by_role("article", name=re.compile("^With PCD")))
     yield "compare"
     chat.button("Go on with this", group).last.click()
     chat.play(script)

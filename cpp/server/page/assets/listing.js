@@ -87,9 +87,7 @@ export function listActions({state, told, show, stop}) {
     exportAll: told(async () => download(`pypcd-${new Date().toISOString().slice(0, 10)}.json`, await conversations.exported())),
     importAll: told(async file => {
       try {
-        const n = await conversations.imported(await file.text());
-        state.imported = n;
-        state.said = `${n} conversations imported.`;
+        state.said = `${await conversations.imported(await file.text())} conversations imported.`;
       } catch (error) {
         throw new Error(`${file.name} was not imported: ${error.message}.`);
       }

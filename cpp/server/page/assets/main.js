@@ -12,7 +12,7 @@ import {copy} from "./browser.js";
 import * as conversations from "./conversations.js";
 import * as documents from "./documents.js";
 import * as files from "./files.js";
-import {follow, grown, isAway, watch} from "./follow.js";
+import {follow, grown} from "./follow.js";
 import {listActions} from "./listing.js";
 import * as settings from "./settings.js";
 import {page} from "./views.js";
@@ -20,7 +20,6 @@ import * as images from "./images.js";
 
 const LONG_PASTE = 2000; // characters; a longer one becomes a file
 const FRAME = 60; // ms between two pictures of an answer that is being written, at least
-const KEPT = 3000; // ms between two savings of it
 
 const state = {
   conversation: new conversations.Conversation(),
@@ -32,7 +31,7 @@ const state = {
   reading: "", // the file that is
   error: "", // a sentence
   said: "", // for screen readers
-  draft: {text: "", files: [], count: 0}, // the next message
+  draft: {text: "", files: []}, // the next message
   editing: null, // {id, text, files}
   open: null, // {id, index} of a token
   document: null, // {name, place, pieces} of the one that is read
@@ -40,13 +39,11 @@ const state = {
   opening: null, // a promise: the conversation that a person has chosen is being read
   busy: new Set(), // conversations that an answer is asked for, or written in
   runs: new Map(), // id of an answer that is being written -> {controller, conversation}
-  isAway: false, // from the end of the talk
   isWide: true, // enough for the list of conversations beside the talk
   search: "", // in the conversations
   found: null, // ids of those that have it; null: nothing is searched for
   renaming: null, // id of a conversation
   deleted: null, // the last conversation that was, until something else is done with the list
-  imported: 0, // conversations from the last file
   panel: null, // "settings", "pcd", "conversations"
 };
 
@@ -62,7 +59,6 @@ function show() {
   const start = performance.now();
   document.documentElement.dataset.colours = state.settings.colours;
   const hadFocus = document.activeElement !== document.body;
-  state.isAway = isAway();
   try {
     render(page(state, actions), document.body);
   } catch (error) { // nothing that is kept may keep a person out
@@ -93,17 +89,14 @@ function fail(error) {
   show();
 }
 
-/** An action of the page: what it throws is told in a sentence. Whether it was done. */
+/** An action of the page: what it throws is told in a sentence. */
 const told = action => async (...args) => {
-  let isDone = false;
   try {
     await action(...args);
-    isDone = true;
   } catch (error) {
     fail(error);
   }
   show();
-  return isDone;
 };
 
 // -- the server ---------------------------------------------------------------------------------------------------------
@@ -151,7 +144,6 @@ async function choose() {
   } finally {
     if (model === state.settings.model) state.loading = "";
   }
-  await count();
 }
 
 const grouped = new Intl.NumberFormat("en");
@@ -165,19 +157,6 @@ async function checkRoom(path) {
   const [takes, has] = [n, size].map(one => grouped.format(one));
   throw new Error(path.length > 1 ? `This takes ${takes} tokens with what was said before, and the context has ${has}. Shorten it, or begin a new conversation.`
     : `This takes ${takes} tokens, and the context has ${has}. Shorten it, or start the server with a larger context.`);
-}
-
-let counting = 0; // the newest count of the draft wins
-
-async function count() {
-  const mine = ++counting;
-  if (!state.props) return;
-  const {draft} = state;
-  const {model} = state.settings;
-  for (const file of draft.files) file.count ??= await api.tokenCount(model, file.text);
-  const n = draft.text.trim() ? await api.tokenCount(model, draft.text) : 0;
-  if (mine === counting) draft.count = n;
-  show();
 }
 
 // -- answers -----------------------------------------------------------------------------------------------------------
@@ -194,20 +173,10 @@ async function answer(conversation, fields, {before = null, kept = [], after = n
   state.error = "";
   show();
   if (conversation === state.conversation) follow();
-  let saved = Date.now();
-  const changed = () => {
-    if (Date.now() - saved > KEPT && message.text) {
-      saved = Date.now();
-      conversations.save(conversation).catch(fail);
-    }
-    showSoon();
-  };
   try {
-    message.waits = Boolean(after);
     await after;
-    delete message.waits;
     const path = conversation.path(message.parent);
-    await answers.write(message, path, {n_predict, signal: controller.signal, sees: images.sees(state.props)}, changed, before, kept);
+    await answers.write(message, path, {n_predict, signal: controller.signal, sees: images.sees(state.props)}, showSoon, before, kept);
   } finally {
     if (message.tokens.length === kept.length && message.ended !== "stop") conversation.remove(message);
     try {
@@ -284,7 +253,7 @@ async function send(conversation, compare) {
   await checkRoom([...conversation.path(), question]);
   if (conversation.pair()) conversation.choose(conversation.messages.get(conversation.at));
   const message = conversation.add({...question, parent: conversation.at});
-  state.draft = {text: "", files: [], count: 0};
+  state.draft = {text: "", files: []};
   state.said = "Answering.";
   show();
   follow();
@@ -322,13 +291,10 @@ async function readAll(given) {
       state.reading = "";
     }
   }
-  await count();
   if (failed.length) throw new Error(failed.join(" "));
 }
 
 // -- what a person does ----------------------------------------------------------------------------------------------
-
-let typing = 0;
 
 const actions = {
   send: ask(""),
@@ -339,8 +305,6 @@ const actions = {
   },
   type(text) {
     state.draft.text = text;
-    clearTimeout(typing);
-    typing = setTimeout(told(count), 300);
     show();
   },
   paste(event) {
@@ -417,10 +381,6 @@ const actions = {
     button.textContent = "Copied"; // for those who see; its name stays
     setTimeout(() => { button.textContent = button.ariaLabel }, 1500);
   }),
-  toEnd() {
-    follow();
-    focusOnMessage();
-  },
   tokens(message) {
     if (!state.asTokens.delete(message.id)) state.asTokens.add(message.id);
     show();
@@ -440,7 +400,6 @@ const actions = {
   panel(name) {
     if (!name) document.activeElement.blur(); // a field that is being filled in tells its value while it is there
     state.panel = name;
-    state.imported = 0;
     state.deleted = null;
     if (name === "conversations") refresh();
     show();
@@ -485,7 +444,6 @@ addEventListener("keydown", event => {
 });
 
 fit();
-watch(show);
 show();
 focusOnMessage();
 told(begin)();

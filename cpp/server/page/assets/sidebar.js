@@ -25,7 +25,6 @@ function list(state, act) {
       <button class="bare" @click=${act.exportAll}>Export</button>
       <button class="bare" @click=${event => event.target.nextElementSibling.click()}>Import</button>
       <input type="file" accept=".json,application/json" hidden @change=${({target}) => { target.files[0] && act.importAll(target.files[0]); target.value = "" }}>
-      <span class="quiet">${state.imported ? `Imported: ${state.imported}` : ""}</span>
     </div>
   </nav>`;
 }

@@ -198,7 +198,6 @@ function composer(state, act) {
   const {draft, conversation} = state;
   const busy = [...state.runs.values()].some(run => run.conversation === conversation);
   return html`<div class="composer">
-    ${state.isAway ? html`<button class="to-end" aria-label="To the end" title="To the end" @click=${act.toEnd}>${icon("down")}</button>` : nothing}
     ${state.panel || state.open || state.document ? nothing : error(state, act)}
     <form class="box" @submit=${event => { event.preventDefault(); act.send() }}>
       ${files(draft, act)}
@@ -236,13 +235,12 @@ const tokensIn = n => `${grouped.format(n)} ${n === 1 ? "token" : "tokens"}`;
 function used({conversation, draft, props}) {
   const size = props?.default_generation_settings?.n_ctx;
   const stats = conversation.path().findLast(message => message.stats)?.stats;
-  const n = (stats ? stats.read + stats.cached + stats.written : 0) + draft.count + draft.files.reduce((sum, file) => sum + (file.count ?? 0), 0);
+  const n = (stats ? stats.read + stats.cached + stats.written : 0) + draft.files.reduce((sum, file) => sum + (file.count ?? 0), 0);
   return size ? html`<span class=${n > size ? "over" : ""}>${grouped.format(n)} of ${tokensIn(size)}${n > size ? ": too long" : ""}</span>` : nothing;
 }
 
 /** How far the prompt of an answer is read: the server reports it after each batch. */
-function reading({waits, progress}) {
-  if (waits) return "waits for the other answer, which reads the same prompt";
+function reading({progress}) {
   if (!progress) return html`<progress aria-label="Reading"></progress> begins`;
   const {total, cache, processed, time_ms} = progress;
   const left = time_ms / 1000 * (total - processed) / (processed - cache);
