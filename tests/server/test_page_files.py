@@ -240,7 +240,13 @@ def test_the_page_goes_on_from_the_prompt_that_the_server_made(chat: Chat, serve
 def passages_of(text: str, *wanted: str, name: str = "report.txt") -> list[dict[str, Any]]:
     """As the server tells them: with the offsets that Python counts."""
     return [
-        {"text": one, "document": name, "place": f"line {n}", "begin": text.index(one), "end": text.index(one) + len(one)}
+        {
+            "text": one,
+            "document": name,
+            "place": f"line {n}",
+            "begin": text.index(one),
+            "end": text.index(one) + len(one),
+        }
         for n, one in enumerate(wanted)
     ]
 

@@ -165,7 +165,7 @@ def test_pictures_are_exported_and_only_pictures_imported(chat: Chat, script: Sc
         broken["conversations"][0]["messages"][0]["files"][0]["image"] = url
         (tmp_path / "bad.json").write_text(json.dumps(broken))
         chat.load(tmp_path / "bad.json")
-        expect(chat.alert).to_contain_text("stands where \"image\" should")
+        expect(chat.alert).to_contain_text('stands where "image" should')
         chat.button("Close", chat.alert).click()
 
 

@@ -17,7 +17,8 @@ export function error(state, act) {
 
 /** kind: a class of its looks. */
 export function dialog(label, open, close, content, state, act, kind = "") {
-  return html`<dialog class=${kind || nothing} aria-label=${label} data-open=${String(open)} closedby="any" @close=${() => open && close()}
+  return html`<dialog class=${kind || nothing} aria-label=${label} data-open=${String(open)} closedby="any"
+    @close=${({target}) => open && !target.open && close()}
     @cancel=${event => { if (event.target === event.currentTarget) { event.preventDefault(); close() } }}>
     ${open ? html`${error(state, act)}${content()}` : nothing}</dialog>`;
 }
