@@ -291,6 +291,8 @@ def test_a_passage_opens_its_text_and_is_marked_there(open_page: Open, width: in
         assert "".join(marks.all_text_contents()) == passage
         assert dialog.locator("mark b").count() == 0
         expect(marks.first).to_be_in_viewport()
+        beginning, heading = (one.bounding_box() or {} for one in (marks.first, dialog.get_by_role("heading")))
+        assert heading["y"] + heading["height"] <= beginning["y"] < 700
         assert "".join(dialog.locator(".document > div").all_text_contents()) == text
         assert chat.widest() == 0 and chat.axe() == []
         top = dialog.evaluate("dialog => dialog.scrollTop")

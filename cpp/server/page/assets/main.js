@@ -1,6 +1,6 @@
 // The page: what is shown, and what a person does. What it looks like is in views.js; start reading here.
 //
-//   main.js ── views.js ── sidebar.js, dialogs.js, markdown.js, tokens.js
+//   main.js ── views.js ── sidebar.js, dialogs.js, documents.js, markdown.js, tokens.js
 //          ├── answers.js ── api.js
 //          ├── listing.js ── conversations.js
 //          └── settings.js, files.js, follow.js, browser.js
@@ -195,7 +195,7 @@ async function keep(conversation) {
 
 const withPcd = chosen => ({pcd: settings.pcdOf(chosen, state.props?.pcd), setting: settings.labelOf(chosen, state.props?.pcd)});
 
-/** Answers the last message of the talk. compare: "pcd" or "replay", without which it is answered beside. */
+/** Answers the last message of the talk. compare: "pcd" or "replay", for one answer without it and one with it. */
 async function reply(conversation, parent, compare = "") {
   const fields = {parent, seed: newSeed(), replay: state.settings.replay, ...withPcd(state.settings)};
   if (compare) {
@@ -392,7 +392,7 @@ const actions = {
   document(found) {
     state.document = found;
     show();
-    document.querySelector("dialog[open] mark")?.scrollIntoView({block: "center"});
+    document.querySelector("dialog[open] mark")?.scrollIntoView();
   },
   read: file => actions.document(documents.opened(file)),
   passage: told((message, passage) => actions.document(documents.openedAt(state.conversation.path(message.id), passage))),
