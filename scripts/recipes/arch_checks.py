@@ -43,7 +43,7 @@ READINGS: dict[str, dict[str, Any]] = {**{cache: {"cache": cache} for cache in g
 # Differences are normalised mean squared errors. Two rows of one computation differ only by rounding; Model.rounding is
 # how much they may differ on this model and machine.
 # What the twin must differ by for the other checks to mean anything. Some of these models hardly look at positions:
-# a smaller effect, marked in the table, counts if it is more than rounding.
+# a smaller effect counts if it is more than rounding.
 MOVED = 1e-4
 # Where theta* is reached another way (one rotation, not two), float32 angles differ: by this share of the effect at most,
 # or by rounding. An angle, a cell or a mask that is wrong in one layer costs a tenth of it and more.

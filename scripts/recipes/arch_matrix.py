@@ -14,7 +14,6 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,15 +33,12 @@ The columns are [what PCD's local pass sees](../settings.md#values): a value of 
 """
 
 CHECKED = """\
-"yes" means that all of these checks passed, on the CPU with a float32 cache and without flash attention. Differences are normalised mean squared errors, as one machine had them.
+"yes" means that all checks passed, on the CPU with a float32 cache and without flash attention (`scripts/recipes/arch_checks.py`):
 
-- The model's own logits equal those of the same context without PCD (difference: {standard}).
-- With `base_ratio=1`, or a window longer than the text, the local pass has the model's own logits ({identity}).
-- Otherwise its logits differ from them by {moved} or more. A * marks a smaller difference, which is still more than rounding.
-- Fused and alternate evaluation agree, and so does PCD that is turned on after the prompt ({agree}).
-- llama.cpp without PCD computes the local pass in another way, and agrees within a share of {share} of its effect: on a cache
-  without the other cells (*window*), with a copy of the model that has the other RoPE base (*shared*, *separate*), or by its K-shift (*rerotated*).
-- *rerotated* and *separate*: {shift} positions further on, the local pass has the same logits.
+- The model's own logits are those of llama.cpp without PCD.
+- The local pass has the model's own logits where it has to (`base_ratio=1`, a window longer than the text), and elsewhere others, by more than rounding.
+- Fused and alternate evaluation agree.
+- llama.cpp without PCD computes the local pass in another way, such as with another RoPE base or on a cache without the other cells, and agrees within a share of 0.001 of its effect.
 """
 
 
@@ -129,7 +125,7 @@ def number(notes: list[str], text: str) -> int:
     return notes.index(text) + 1
 
 
-def cell(reading: dict[str, Any] | None, name: str, notes: list[str], limit: dict[str, float], compared: bool) -> str:
+def cell(reading: dict[str, Any] | None, name: str, notes: list[str], compared: bool) -> str:
     if reading is None:
         return ""
     status = reading["status"]
@@ -141,15 +137,14 @@ def cell(reading: dict[str, Any] | None, name: str, notes: list[str], limit: dic
         return "**no effect**"
     if status == "wrong":
         return f"**wrong**: {', '.join(reading['wrong'])}"
-    small = max(reading["moved"], reading["moved_far"]) < limit["moved"]
     note = ""
     if not compared:
         note = f" ({number(notes, 'not compared with llama.cpp without PCD; architectures.json says why (no_oracle)')})"
-    return "yes" + "*" * small + note
+    return "yes" + note
 
 
 def render(found: dict[str, Any]) -> str:
-    limit, models = found["limits"], found["models"]
+    models = found["models"]
     readings = list(dict.fromkeys(name for model in models for name in model["readings"]))
     by_arch: dict[str, list[dict[str, Any]]] = {}
     for model in models:
@@ -167,46 +162,33 @@ def render(found: dict[str, Any]) -> str:
         for reading in readings:
             tried = [model["readings"].get(reading) for model in variants]
             compared = any("oracle" in (r or {}) for r in tried)
-            cells = [cell(r, name, notes, limit, compared) for r in tried]
+            cells = [cell(r, name, notes, compared) for r in tried]
             row.append(" / ".join(dict.fromkeys(cells)))
         note = ""
         if any("note" in model["stock"] for model in variants):
             note = f" ({number(notes, variants[0]['stock']['note'])})"
         alike.setdefault(tuple(row), []).append(name + note)
 
-    def n_supported(reading: str, names: Sequence[str]) -> int:
+    def n_supported(reading: str) -> int:
         """Where it works on one variant and is refused, at worst, on the other."""
-        states = [{m["readings"].get(reading, {}).get("status") for m in by_arch[name]} for name in names]
+        states = [{m["readings"].get(reading, {}).get("status") for m in variants} for variants in by_arch.values()]
         return sum("supported" in s and not s & {"wrong", "crashed"} for s in states)
 
-    rotating = [n for n, variants in by_arch.items() if variants[0].get("rotation", "none") != "none"]
-    counts = [f"{n_supported(r, list(by_arch))} in {r}" for r in readings]
+    counts = [f"{n_supported(r)} in {r}" for r in readings]
     without = [name for name in found["architectures"] if name not in by_arch]
-    checked = [r for m in models for r in m["readings"].values() if "identity" in r and r["status"] == "supported"]
-
-    def worst(*names: str) -> str:
-        return f"at most {max(r[name] for r in checked for name in names):.0e}".replace("at most 0e+00", "0")
-
-    text = CHECKED.format(
-        standard=worst("standard"),
-        identity=worst("identity"),
-        agree=worst("alternate", "later"),
-        moved=f"{limit['moved']:g}",
-        share=f"{limit['share']:g}",
-        shift=f"{limit['shift']:.0f}",
-    )
     head = [
         f"Of {len(found['architectures'])} architectures (llama-cpp-python {found['pin']}), {len(by_arch)} have such a model.",
         f"PCD works on {', '.join(counts)}.",
-        f"{len(rotating)} of them rotate (RoPE); {n_supported('rerotated', rotating)} of these work in *rerotated*.",
+        "An architecture that this page does not name works in all columns: `pypcd info MODEL` says which one a model has.",
     ]
     sentences = [f"{i}. {text}" for i, text in enumerate(notes, 1)]
     columns = ["architectures", *readings]
+    alike.pop(("yes",) * len(readings))
     groups = sorted(alike.items(), key=lambda group: -len(group[1]))
     table = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
     table += [f"| {', '.join(names)} | {' | '.join(row)} |" for row, names in groups]
     untried = f"Not tried, since there is no such model: {', '.join(without)}."
-    return "\n".join([ABOUT, *head, "", *table, "", *sentences, "", text, untried, ""])
+    return "\n".join([ABOUT, *head, "", *table, "", *sentences, "", CHECKED, untried, ""])
 
 
 if __name__ == "__main__":
