@@ -140,7 +140,7 @@ AnyPrompt = Prompt | Messages
 
 def _repeated(passages: Sequence[str]) -> str:
     """How passages are written before a question. Small models copy some other headings into their answers, and go on with passages that
-    have none (docs/lab/evidence.md)."""
+    have none (scripts/recipes/replay_words.py in commit 7d6ac68: 56 of 80 answers copied one)."""
     return "".join(f"{text}\n\n" for text in ("From the text above:", *passages))
 
 

@@ -1,5 +1,5 @@
 """One token that PCD changes, as a picture: what L and L* see of the prompt, where the answers stand in it, and the token's candidates
-in L, in L* and after the contrast. The figure of docs/evaluate.md.
+in L, in L* and after the contrast.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ def machine_options(args: argparse.Namespace) -> dict[str, Any]:
 
             if not machine.has_gpu():
                 _terminal.note(
-                    f"--gpu-layers is {args.gpu_layers}, but no GPU is found (docs/troubleshooting.md); the CPU computes all"
+                    f"--gpu-layers is {args.gpu_layers}, but no GPU is found (docs/install.md); the CPU computes all"
                 )
     if args.rpc is not None:
         options["rpc_servers"] = ",".join(parse_servers(args.rpc))  # text: it stands in the record of a run

@@ -72,8 +72,8 @@ class Llama(llama_cpp.Llama):
         rpc_servers: other machines that compute, each a `pypcd rpc-server`: "host:port,host:port" or a sequence. Layers,
             caches and second keys are spread over their devices, in this order, and then this machine's GPUs. Each serves
             one process at a time. ggml ends this process if one is lost later.
-        n_ctx: how many tokens fit in the context; None or 0: the model's own context, or what fits in a quarter of memory
-            (llama_cpp's default is 512). It is rounded up to a multiple of 256.
+        n_ctx: how many tokens fit in the context; None or 0: the model's own context, or what fits in a quarter of memory, or
+            in three quarters of what the weights leave of the GPU's (llama_cpp's default is 512). It is rounded up to a multiple of 256.
         n_gpu_layers: how many layers are on a GPU; -1: all; None: -1 if the library has a GPU or there are servers, else 0
             (llama_cpp's default is 0).
         flash_attn: whether to use flash attention; None: with a GPU or servers, in each case the faster one (llama_cpp's
