@@ -66,7 +66,7 @@ def found(session: Session, finder: str, text: str, asked: Asked) -> Row:
     """What a finder finds for a question, and what it takes."""
     messages = [{"role": "user", "content": asked.question, "documents": [_document(text)]}]
     turns, begin = prompt_of(messages).turns, time.perf_counter()
-    result = find.find(find.Asked(session.llm, turns, has_template(session.llm), session.hold), finder=finder)
+    result = find.find(find.Asked(session.llm, turns, has_template(session.llm), session.attention), finder=finder)
     seconds, (sources, note) = time.perf_counter() - begin, sources_of(result, messages)
     spans: list[Span] = [(one.begin, one.end) for one in sources]
     tokens = sum(len(session.llm.tokenize(one.text.encode(), add_bos=False)) for one in sources)

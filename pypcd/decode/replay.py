@@ -9,7 +9,7 @@ from pypcd.decode.method import Answering, Edited
 from pypcd.decode.session import Session
 from pypcd.errors import InputError, did_you_mean
 from pypcd.find import FINDERS, Asked, find
-from pypcd.find.asked import Hold
+from pypcd.find.asked import Look
 from pypcd.prompt import AnyPrompt
 from pypcd.settings.ranges import Integer, check
 
@@ -43,16 +43,16 @@ class Replay:
             raise InputError(f"finder is {self.finder!r}{near}; allowed: {', '.join(FINDERS)}")
 
     def edit(self, session: Session, prompt: AnyPrompt, *, chat: bool, answer: Answering) -> Edited:
-        return self.repeated(session.llm, prompt, chat=chat, hold=session.hold)
+        return self.repeated(session.llm, prompt, chat=chat, look=session.attention)
 
-    def repeated(self, llm: Any, prompt: AnyPrompt, *, chat: bool, hold: Hold) -> Edited:
+    def repeated(self, llm: Any, prompt: AnyPrompt, *, chat: bool, look: Look) -> Edited:
         """A prompt with its passages before the question.
 
         Args:
             llm: a Llama, or prompt.Elsewhere.
-            hold: as in Asked; what it raises as UnsupportedError leaves attention out of "both".
+            look: as in Asked; what it raises as UnsupportedError leaves attention out of "both".
         """
-        asked = Asked(llm, prompt.turns, chat, hold, prompt.answer_prefix, prompt.earlier)
+        asked = Asked(llm, prompt.turns, chat, look, prompt.answer_prefix, prompt.earlier)
         found = find(asked, finder=self.finder, n=self.n, n_tokens=self.n_tokens)
         texts = [passage.text for passage in found.passages]
         return Edited(prompt.with_passages(texts) if texts else prompt, found)

@@ -16,6 +16,7 @@ from pypcd.decode.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache
 from pypcd.errors import InputError, PCDError
 
 if TYPE_CHECKING:
+    from pypcd.find.heads import Heads
     from pypcd.llama import Llama
     from pypcd.settings.config import PCDConfig
 
@@ -162,6 +163,25 @@ class Session:
             n = n if self.repeatable else -1  # else it may have been read in any way
             self.llm._held = Held(tokens, n, len(tokens), None, self.llm._n_changes)
             self._n_past = {0: len(tokens)}
+
+    def attention(
+        self, past: Sequence[int], tokens: Sequence[int], n_text: int = 0, heads: Heads | None = None
+    ) -> Mapping[int, npt.NDArray[np.float32]]:
+        """How much attention tokens behind a prompt pay to each position, on average over them.
+
+        Args:
+            past: the prompt, as hold() has it.
+            heads: by layer, as in engine.attention(); None: all.
+
+        Returns:
+            layer -> float32[n_heads, len(past) + len(tokens)]
+
+        Raises:
+            UnsupportedError: the attention cannot be read.
+            PCDError: llama_decode failed.
+        """
+        self.hold(past, n_text)
+        return engine.attention(self.llm, past, tokens, [1 / len(tokens)] * len(tokens), heads)
 
     def _n_usable(self, tokens: Sequence[int], n_text: int) -> int:
         """How many tokens of a prompt the context may keep."""

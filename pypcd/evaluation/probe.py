@@ -47,7 +47,7 @@ def probe(llm: Llama, progress: Callable[[int, int], object] = lambda n, total: 
     try:
         for i in range(N_TEXTS):
             own = chosen[i::N_TEXTS]
-            asked = Asked(llm, _turns([p["context"].strip() for p in own]), has_template(llm), session.hold)
+            asked = Asked(llm, _turns([p["context"].strip() for p in own]), has_template(llm), session.attention)
             null = attended(asked, NULL)
             questions = [
                 (k, other_words.get(qa["id"], qa["question"]))

@@ -86,4 +86,5 @@ def find(asked: Asked, *, finder: str = "both", n: int | None = None, n_tokens: 
         return Found(note="the text has no more than these passages")
     chosen = sorted(best, key=lambda hit: hit.index)
     passages = tuple(Passage(hit.index, segments[hit.index].strip(), hit.score, hit.finder) for hit in chosen)
-    return Found(passages, ranked.note or ("" if passages else "no passage has a word of the question"))
+    notes = "" if passages else "no passage has a word of the question", ranked.note
+    return Found(passages, "; ".join(filter(None, notes)))

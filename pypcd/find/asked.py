@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from pypcd.prompt import Laid, Turn, lay
 
 if TYPE_CHECKING:
+    from pypcd.find.heads import Heads
     from pypcd.llama import Llama
 
-__all__ = ["Asked", "Finder", "Hit", "Ranked"]
+__all__ = ["Asked", "Finder", "Hit", "Look", "Ranked"]
 
 
-Hold = Callable[[Sequence[int], int], object]
+class Look(Protocol):
+    """How much attention tokens pay to each position, as Session.attention() tells."""
+
+    def __call__(
+        self, past: Sequence[int], tokens: Sequence[int], n_text: int, heads: Heads | None, /
+    ) -> Mapping[int, npt.NDArray[np.float32]]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,14 +33,14 @@ class Asked:
 
     Attributes:
         turns: the messages; pieces of kind "segment" are what is searched, the last one of kind "question" what is asked.
-        hold: makes sequence 0 hold some tokens, of which the first ones are the text, and no more.
+        look: reads attention.
         earlier: the question before this one, which it may go on from ("and the second one?"); empty: there is none.
     """
 
     llm: Llama
     turns: tuple[Turn, ...]
     chat: bool
-    hold: Hold
+    look: Look
     answer_prefix: str = ""
     earlier: str = ""
 

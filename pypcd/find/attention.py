@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pypcd import engine
 from pypcd.errors import UnsupportedError
 from pypcd.find.asked import Asked, Hit, Ranked
 from pypcd.find.heads import Heads, heads_of
@@ -78,9 +77,7 @@ def attended(asked: Asked, question: str, heads: Heads | None = None) -> dict[in
         raise UnsupportedError("this model's tokenizer changes the text, so its parts cannot be found among the tokens")
     first, last = laid.question
     past, tokens = laid.tokens[:first], laid.tokens[first:last]
-    asked.hold(past, laid.n_text)
-    weights = [1 / len(tokens)] * len(tokens)
-    sums = engine.attention(asked.llm, past, tokens, weights, heads)
+    sums = asked.look(past, tokens, laid.n_text, heads)
     begins, ends = np.array(laid.segments).T
     found = {}
     for il, pays in sums.items():

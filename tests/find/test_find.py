@@ -27,7 +27,7 @@ COUNTING: Any = SimpleNamespace(tokenize=lambda text, **_: text.split())  # a mo
 
 
 def asked(question: str, texts: tuple[str, ...] = TEXTS, llm: Any = COUNTING, earlier: str = "") -> Asked:
-    return Asked(llm, Prompt(segments=texts, after=question).turns, False, lambda *_: None, earlier=earlier)
+    return Asked(llm, Prompt(segments=texts, after=question).turns, False, lambda *_: {}, earlier=earlier)
 
 
 # -- keyword search ------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_a_segment_gets_what_the_questions_own_tokens_pay(
     llm = load(path, False, flash_attn=True)
     prompt = Prompt(before, SEGMENTS, "", question)
     session = Session(llm)
-    got = attention.attended(Asked(llm, prompt.turns, chat, session.hold), question.strip())
+    got = attention.attended(Asked(llm, prompt.turns, chat, session.attention), question.strip())
     text = jinja2.Template(TAIL).render(messages=[{"role": "user", "content": prompt.text}]) if chat else prompt.text
     tokens = llm.tokenize(text.encode(), add_bos=not chat, special=False)  # as llama_cpp does
     ends = np.cumsum([len(token_bytes(llm, token)) for token in tokens])
@@ -207,7 +207,7 @@ def test_a_text_from_disk_gets_the_same_and_so_does_the_next_question(
     found, evaluated = [], []
     for _ in range(2):
         session = Session(llm, cache=PromptCache(tmp_path, 2**30))
-        one = Asked(llm, Prompt(segments=texts, after="?").turns, False, session.hold)
+        one = Asked(llm, Prompt(segments=texts, after="?").turns, False, session.attention)
         found.append([attention.attended(one, question) for question in ("What is 007?", "And 012?", "What is 007?")])
         evaluated.append(session.n_evaluated)
         engine.clear(llm)
