@@ -204,6 +204,22 @@ int32_t llama_pcd_set_eval_callback(
     });
 }
 
+int32_t llama_pcd_attention(
+        llama_context * ctx, llama_seq_id seq_id, const llama_token * tokens, int32_t n, llama_pos pos,
+        const int32_t * heads, int32_t n_heads, double * pays, char * err, size_t n_err) {
+    return with_status(err, n_err, [&](std::string & text) -> int32_t {
+        if (n < 1 || n_heads < 1 || pos < 0) {
+            text = format("there are %d tokens, %d heads, and the position is %d; allowed: 1, 1 and 0, or more", n, n_heads, pos);
+            return LLAMA_PCD_INVALID;
+        }
+        std::vector<std::pair<int32_t, int32_t>> pairs;
+        for (int32_t i = 0; i < n_heads; ++i) {
+            pairs.push_back({ heads[2*i], heads[2*i + 1] });
+        }
+        return pcd_context::made(*ctx).attention(seq_id, { tokens, tokens + n }, pos, pairs, pays, text);
+    });
+}
+
 //
 // formulas
 //
