@@ -84,7 +84,14 @@ int32_t server_pcd_answer::n_next(int32_t n_prompt, int32_t n_read) const {
     if (const int32_t n = beginning.n_next(n_read); n > 0) {
         return n;
     }
+    if (documents && documents->look) {
+        return documents->look->n_past;
+    }
     return (request.on || documents) && n_read < n_prompt - 1 ? n_prompt - 1 : n_prompt;
+}
+
+server_pcd_look * server_pcd_answer::look(int32_t n_read) const {
+    return documents && documents->look && n_read >= documents->look->n_past ? documents->look.get() : nullptr;
 }
 
 void server_pcd_answer::count(llama_context * ctx, int32_t i, llama_token token) {

@@ -3,6 +3,8 @@
 #include "server-pcd-settings.h"
 
 #include "common.h"
+#include "llama-pcd-extras.h"
+#include "llama-pcd.h"
 #include "log.h"
 #include "subproc.h"
 
@@ -10,6 +12,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <future>
 #include <mutex>
 #include <random>
@@ -19,8 +22,12 @@
 using json = common_json;
 using reply_fn = std::function<json(const json & call)>;
 
-static constexpr int    SECONDS = 60; // that a request's documents may take
-static constexpr size_t N_MOST  = 2;  // workers at once; one more for a setting, which would wait long behind documents
+static constexpr int    SECONDS = 60; // that a request's documents may take, and each time that a slot has looked at them
+static constexpr size_t N_MOST  = 2;  // workers that work; one more for a setting, which would wait long behind documents
+
+static std::mutex mutex_idle;
+static std::condition_variable one_is_idle;
+static size_t n_workers = 0; // those that wait for a slot are not counted
 
 //
 // workers
@@ -82,12 +89,15 @@ public:
 
     // the answer to a request. Throws std::invalid_argument if the client is to blame.
     json ask(const json & request, const reply_fn & own) {
-        std::mutex mutex;
-        std::condition_variable ended;
         bool is_done = false, is_late = false;
+        waits = false;
+        end   = now() + std::chrono::seconds(SECONDS);
         std::thread watch([&]() {
             std::unique_lock<std::mutex> lock(mutex);
-            if (!ended.wait_for(lock, std::chrono::seconds(SECONDS), [&]() { return is_done; })) {
+            while (!is_done && (waits || now() < end)) {
+                waits ? changed.wait(lock) : (void) changed.wait_until(lock, end);
+            }
+            if (!is_done) {
                 is_late = true;
                 process.terminate();
             }
@@ -103,7 +113,7 @@ public:
             std::lock_guard<std::mutex> lock(mutex);
             is_done = true;
         }
-        ended.notify_one();
+        changed.notify_one();
         watch.join();
 
         is_broken = is_late || res.is_null();
@@ -132,6 +142,39 @@ private:
     common_subproc process;
     bool is_broken = false;
 
+    std::mutex mutex; // of what follows
+    std::condition_variable changed;
+    bool waits = false; // for a slot
+    std::chrono::steady_clock::time_point end; // of its own time
+
+    static std::chrono::steady_clock::time_point now() { return std::chrono::steady_clock::now(); }
+
+    void set_waiting(bool on) {
+        {
+            std::lock_guard<std::mutex> lock(mutex);
+            waits = on;
+            end   = now() + std::chrono::seconds(SECONDS);
+        }
+        changed.notify_one();
+        {
+            std::lock_guard<std::mutex> lock(mutex_idle);
+            n_workers += on ? -1 : 1;
+        }
+        one_is_idle.notify_one();
+    }
+
+    json reply(const json & call, const reply_fn & own) {
+        if (!call.contains("attention")) {
+            return reply_to(call, own);
+        }
+        struct waiting {
+            worker & cur;
+            waiting(worker & cur) : cur(cur) { cur.set_waiting(true); }
+            ~waiting() { cur.set_waiting(false); }
+        } at_end { *this };
+        return own(call);
+    }
+
     // its last word on a request, null if it has ended; error: of a reply
     json talk(const json & request, const reply_fn & own, std::exception_ptr & error) {
         json message = request;
@@ -141,7 +184,7 @@ private:
                 return res;
             }
             try {
-                message = json { { "reply", reply_to(res, own) } };
+                message = json { { "reply", reply(res, own) } };
             } catch (...) {
                 error   = std::current_exception();
                 message = json { { "error", "" } };
@@ -177,10 +220,7 @@ private:
 
 }
 
-static std::mutex mutex_idle;
-static std::condition_variable one_is_idle;
 static std::vector<std::unique_ptr<worker>> idle; // the last one has read documents last
-static size_t n_workers = 0;
 
 json server_pcd_ask_worker(const json & request, const reply_fn & own) {
     std::unique_ptr<worker> cur;
@@ -198,7 +238,7 @@ json server_pcd_ask_worker(const json & request, const reply_fn & own) {
         std::unique_ptr<worker> & cur;
         ~give_back() {
             std::lock_guard<std::mutex> lock(mutex_idle);
-            if (cur && cur->is_there()) {
+            if (cur && cur->is_there() && n_workers <= N_MOST) {
                 idle.push_back(std::move(cur));
             } else {
                 --n_workers;
@@ -272,6 +312,55 @@ static const std::string & signature() {
     return res;
 }
 
+static json           model; // what tells it from others
+static server_pcd_run run_in_slot;
+
+void server_pcd_documents_load(const llama_context * ctx, const common_params & params, const server_pcd_run & run) {
+    run_in_slot = run;
+    model = {
+        { "path",     std::filesystem::absolute(std::filesystem::u8path(params.model.path)).u8string() }, // a worker runs elsewhere
+        { "metadata", json::object() },
+    };
+    for (const char * key : { "general.architecture", "general.name", "general.size_label" }) {
+        char value[256];
+        if (llama_model_meta_val_str(llama_get_model(ctx), key, value, sizeof(value)) >= 0) {
+            model["metadata"][key] = value;
+        }
+    }
+}
+
+static thread_local const std::function<bool()> * client_is_gone = nullptr;
+
+void server_pcd_client(const std::function<bool()> & is_gone) {
+    client_is_gone = &is_gone;
+}
+
+bool server_pcd_look::read(llama_context * ctx, llama_seq_id id, const std::vector<llama_token> & prompt) {
+    char err[512] = "";
+    pays.resize(prompt.size());
+    const int32_t status = llama_pcd_attention(ctx, id, prompt.data() + n_past, (int32_t) prompt.size() - n_past, n_past, heads.data(),
+            (int32_t) heads.size()/2, pays.data(), err, sizeof(err));
+    refusal = err;
+    return status != LLAMA_PCD_NO_MEMORY;
+}
+
+// reads the attention of a question, in a slot as the chat's own
+static json look(const json & given, const json & body) {
+    json params = { { "pcd", false }, { "n_predict", 0 }, { "pcd_documents", given } };
+    params["pcd_documents"]["signature"] = signature();
+    for (const char * name : { "id_slot", "lora" }) {
+        if (body.contains(name)) {
+            params[name] = body.at(name);
+        }
+    }
+    server_pcd_documents_ptr documents;
+    std::string refusal = run_in_slot(given.at("tokens").get<std::vector<llama_token>>(), params, *client_is_gone, documents);
+    if (refusal.empty()) {
+        refusal = documents->look->refusal;
+    }
+    return refusal.empty() ? json { { "pays", documents->look->pays } } : json { { "refusal", refusal } };
+}
+
 bool server_pcd_chat(json & body, const std::function<json(json &)> & parse, json & res) {
     if (!body.is_object()) {
         return false; // the route itself refuses it
@@ -294,10 +383,14 @@ bool server_pcd_chat(json & body, const std::function<json(json &)> & parse, jso
         { "messages",  body.at("messages") },
         { "documents", documents },
         { "replay",    replay },
+        { "model",     model },
         { "n_ctx",     server_pcd.n_ctx },
         { "bos",       llama_vocab_bos(server_pcd.vocab) },
         { "disk",      server_pcd.disk },
     }, [&](const json & call) {
+        if (call.contains("attention")) {
+            return look(call.at("attention"), body);
+        }
         res = parsed(call.at("render"));
         return res.at("prompt");
     });
@@ -334,6 +427,11 @@ server_pcd_documents_ptr server_pcd_documents_of(const json & params) {
     res->path      = given.at("path").get<std::string>();
     res->n_on_disk = given.at("n_on_disk").get<int32_t>();
     res->n_spared  = given.at("n_spared").get<int32_t>();
+    if (given.contains("heads")) {
+        res->look = std::make_shared<server_pcd_look>();
+        res->look->heads  = given.at("heads").get<std::vector<int32_t>>();
+        res->look->n_past = given.at("n_past").get<int32_t>();
+    }
     res->passages  = given.at("passages");
     res->note      = given.at("note").get<std::string>();
     return res;

@@ -5,10 +5,25 @@
 
 #include "json.h"
 
+#include "llama.h"
+
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
+
+struct common_params;
+
+// What a question attends to, for the finder of passages. Its request is over when that is read: it is for no answer.
+struct server_pcd_look {
+    std::vector<int32_t> heads;      // a layer, a head, …
+    int32_t              n_past = 0; // tokens of the prompt before the question, which is the rest of it
+    std::vector<double>  pays;       // to each position
+    std::string          refusal;    // why nobody can tell; empty: somebody can
+
+    // Evaluates the question behind what the sequence holds, which has to be taken out of it again. False: there is no room.
+    bool read(llama_context * ctx, llama_seq_id id, const std::vector<llama_token> & prompt);
+};
 
 // what a request hands over to its slot
 struct server_pcd_documents {
@@ -20,11 +35,23 @@ struct server_pcd_documents {
     int32_t     n_on_disk = 0;    // there
     int32_t     n_spared  = 0;    // that have to be saved from being read, so that the file is
 
+    std::shared_ptr<server_pcd_look> look; // null: the request is for an answer
+
     common_json passages; // that were repeated, and where they stand
     std::string note;     // what was done in another way than asked for; empty: nothing
 };
 
 using server_pcd_documents_ptr = std::shared_ptr<const server_pcd_documents>; // null: no documents
+
+// has a slot take a request without an answer, whose documents it gives; empty, or why there is no result
+using server_pcd_run = std::function<std::string(
+    const std::vector<llama_token> & prompt, const common_json & params, const std::function<bool()> & is_gone, server_pcd_documents_ptr & documents)>;
+
+// the model is loaded
+void server_pcd_documents_load(const llama_context * ctx, const common_params & params, const server_pcd_run & run);
+
+// whose request this thread reads from now on: whether its client has gone
+void server_pcd_client(const std::function<bool()> & is_gone);
 
 // A worker's answer to a request; own replies to its calls. Throws std::invalid_argument if the client is to blame.
 common_json server_pcd_ask_worker(const common_json & request, const std::function<common_json(const common_json & call)> & own);

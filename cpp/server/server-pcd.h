@@ -13,6 +13,7 @@
 #include "server-pcd-documents.h"
 #include "server-pcd-origin.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -52,6 +53,11 @@ struct server_pcd_answer {
     // has its last token by itself, so with documents it is read by itself the first time, too; and with a contrast, which multiplies
     // rounding.
     int32_t n_next(int32_t n_prompt, int32_t n_read) const;
+
+    // The question whose attention is read next, when n_read tokens of the prompt are; null: none. And how many tokens that the slot has
+    // may stay: not those of the question, which are evaluated to look at them.
+    server_pcd_look * look(int32_t n_read) const;
+    int32_t n_usable(int32_t n) const { return documents && documents->look ? std::min(n, documents->look->n_past) : n; }
 
     // Row i of the last decode, and the token that was chosen from it; LLAMA_TOKEN_NULL: a drafted one was not, so it is no token of the
     // answer.

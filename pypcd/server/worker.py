@@ -5,11 +5,12 @@ llama-server (cpp/server/server-pcd-documents.cpp) has up to two of these proces
 the lines on its standard output are calls, which llama-server answers, since it has the model, and last {"answer": …}, {"error": …},
 which is for the client, or {"fault": …}, which is a mistake of this program:
 
-    a chat        {"messages": […], "documents": […], "replay": true, "n_ctx": 4096, "bos": 1, "disk": {…}}
+    a chat        {"messages": […], "documents": […], "replay": true, "model": {…}, "n_ctx": 4096, "bos": 1, "disk": {…}}
     a file        {"document": {"filename": …, "file_data": …}}
     a setting     {"setting": "beta=1.5", "base": "unsure", "fixed": {…}}; see pypcd.server.requested()
     a beginning   {"keep": [tokens], "disk": {…}, "about": {…}}: what is kept on disk of a prompt
-    calls         {"render": messages}, {"tokenize": [text, add_bos, special]}, {"pieces": [tokens]}, {"save": path}
+    calls         {"render": messages}, {"tokenize": [text, add_bos, special]}, {"pieces": [tokens]}, {"save": path},
+                  {"attention": {"tokens": […], "n_past": 4000, "heads": [layer, head, …], …}}: what the tokens behind n_past pay to each
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import bm25s  # type: ignore[import-untyped]  # noqa: F401  # before memory is limited: it loads what it finds
+import numpy as np
+import numpy.typing as npt
 from llama_cpp.llama_chat_format import ChatFormatterResponse
 
 from pypcd import engine
@@ -35,6 +38,8 @@ from pypcd.decode.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache, id_of
 from pypcd.document import SPACE
 from pypcd.errors import MENDABLE, InputError, PCDError, UnsupportedError
 from pypcd.find import Found
+from pypcd.find.heads import Heads
+from pypcd.llama.saved_state import weights_id
 from pypcd.prompt import Elsewhere
 from pypcd.server import requested
 from pypcd.server.chats import document_in, is_text, talk_of
@@ -48,8 +53,11 @@ class Model(Elsewhere):
     """llama-server's."""
 
     def __init__(self, call: Callable[[str, Any], Any]) -> None:
-        self.bos = -1
+        self.bos, self.model_path = -1, ""
+        self.metadata: Mapping[str, str] = {}
         self.messages: Sequence[dict[str, Any]] = ()  # that are rendered, with what is not text in them
+        self.names: list[str] = []  # of their documents
+        self.disk: Mapping[str, Any] | None = None
         self.call = call
         self._pieces: dict[int, tuple[bytes, str]] = {}
 
@@ -74,9 +82,28 @@ class Model(Elsewhere):
             whole.append({**given, "content": made["content"]} if is_said else given)
         return ChatFormatterResponse(prompt=self.call("render", whole))
 
+    @property
+    def weights_id(self) -> str:
+        return weights_id(self.model_path)
 
-def _hold(tokens: Sequence[int], n_text: int) -> None:
-    raise UnsupportedError("llama-server does not read attention")
+    def look(
+        self, past: Sequence[int], tokens: Sequence[int], n_text: int, heads: Heads | None
+    ) -> dict[int, npt.NDArray[np.float32]]:
+        """As Session.attention(), but of all heads together."""
+        pairs = [(il, head) for il, some in (heads or {}).items() for head in some]
+        asked = {
+            **_beginning(past[: max(n_text - N_LEFT, 0)], self.disk),
+            "tokens": [*past, *tokens],
+            "n_past": len(past),
+            "heads": [number for pair in pairs for number in pair],
+            "names": self.names,
+            "passages": [],
+            "note": "",
+        }
+        reply = self.call("attention", asked)
+        if "refusal" in reply:
+            raise UnsupportedError(reply["refusal"])
+        return {0: np.array([reply["pays"]], np.float32)}
 
 
 def _chat(request: Mapping[str, Any], model: Model) -> dict[str, Any]:
@@ -91,7 +118,8 @@ def _chat(request: Mapping[str, Any], model: Model) -> dict[str, Any]:
     if not is_text(talk):
         note = "the messages are not text alone" if wanted is not False else ""
         return {"messages": _with_texts(messages, talk, model), "names": names, "note": note}
-    model.messages = messages
+    model.messages, model.names, model.disk = messages, names, request["disk"]
+    model.model_path, model.metadata = request["model"]["path"], request["model"]["metadata"]
     for message in talk:  # the others' are left as they are
         message["role"] = message["role"] if message["role"] in _OURS else "assistant"
     prompt = prompt_of(talk)
@@ -99,7 +127,7 @@ def _chat(request: Mapping[str, Any], model: Model) -> dict[str, Any]:
     if wanted is not False and talk[-1]["role"] != "user":
         edited = Edited(prompt, Found(note="the last message is not the user's"))
     elif wanted is not False and talk[-1]["content"].strip():
-        edited = Replay(finder="bm25").repeated(model, prompt, chat=True, hold=_hold)
+        edited = Replay().repeated(model, prompt, chat=True, look=model.look)
     _, found, laid = fitted(model, prompt, edited, chat=True, n_ctx=request["n_ctx"])
     passages, note = sources_of(found, talk)
     told = [dataclasses.asdict(passage) for passage in passages]

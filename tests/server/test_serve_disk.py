@@ -89,8 +89,7 @@ def test_a_new_process_goes_on_where_another_has_read(
 def test_python_and_the_server_read_each_others(model: str, prompts: PromptCache, first: str) -> None:
     def in_python() -> tuple[str, int]:
         with pypcd.Llama(model, pcd=False, n_ctx=2048, n_threads=1, n_threads_batch=1, n_gpu_layers=0, **F32) as llm:
-            how: Any = {"method": "replay:finder=bm25", "max_tokens": TOKENS}
-            answer = asking.ask(llm, Document.of("notes.txt", TEXT), QUESTION, **how)
+            answer = asking.ask(llm, Document.of("notes.txt", TEXT), QUESTION, max_tokens=TOKENS)
             return whole(answer.text), answer.written.n_prompt - answer.written.n_evaluated
 
     def in_server() -> tuple[str, int]:

@@ -101,9 +101,7 @@ def in_python(
     llm: pypcd.Llama, documents: list[Document], question: str, after: asking.Answer | None = None
 ) -> asking.Answer:
     """The answer of pypcd.ask."""
-    one = asking.stream(
-        llm, documents, question, after=after, method="replay:finder=bm25", max_tokens=TOKENS, cache=False
-    )
+    one = asking.stream(llm, documents, question, after=after, max_tokens=TOKENS, cache=False)
     for _ in one:
         pass
     return one.answer
@@ -129,7 +127,7 @@ def test_passages_and_answer_are_those_of_python(wide: Server, talking: pypcd.Ll
         wanted = in_python(talking, [Document.of("notes.txt", text)], question)
         answer = chat(wide, with_file(text, question), pcd=pcd)
         passages = answer["timings"]["passages"]
-        assert passages == told(wanted) != [] and answer["timings"]["passages_note"] == ""
+        assert passages == told(wanted) != [] and answer["timings"]["passages_note"] == wanted.note
         assert [text[one["begin"] : one["end"]] for one in passages] == [one["text"] for one in passages]
         assert {one["document"] for one in passages} == {"notes.txt"} and passages[0]["place"].startswith("line")
         assert answer["usage"]["prompt_tokens"] == wanted.written.n_prompt
