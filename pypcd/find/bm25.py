@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from pypcd.find.asked import Asked, Hit, Ranked
 from pypcd.find.segments import WIDE
 
-__all__ = ["BM25", "words"]
+__all__ = ["BM25", "load", "words"]
 
 # vowel signs are no \w
 _SIGNS = r"\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff"
@@ -31,12 +32,26 @@ def words(text: str) -> list[str]:
     return found
 
 
+@functools.cache
+def load() -> Any:
+    """bm25s, without JAX: if that is installed, bm25s begins with it, which takes three quarters of a GPU's memory, for what is not used
+    here."""
+    before = sys.modules.get("jax")
+    sys.modules["jax"] = None  # type: ignore[assignment]  # to import it is an ImportError now
+    try:
+        import bm25s  # type: ignore[import-untyped]
+        from bm25s import stopwords  # type: ignore[import-untyped]  # noqa: F401
+    finally:
+        del sys.modules["jax"]
+        if before:
+            sys.modules["jax"] = before
+    return bm25s
+
+
 def _stop_words(texts: Iterable[Sequence[str]]) -> frozenset[str]:
     """The words that say little in the language of these texts: the list that most of their words are in. Words of questions are among
     them, which are rare in most texts and would count much."""
-    from bm25s import stopwords  # type: ignore[import-untyped]
-
-    lists = [frozenset(some) for name, some in vars(stopwords).items() if name.startswith("STOPWORDS_")]
+    lists = [frozenset(some) for name, some in vars(load().stopwords).items() if name.startswith("STOPWORDS_")]
     flat = [word for text in texts for word in text]
     return max(lists, key=lambda some: sum(word in some for word in flat))
 
@@ -44,14 +59,12 @@ def _stop_words(texts: Iterable[Sequence[str]]) -> frozenset[str]:
 @functools.lru_cache(maxsize=4)
 def _index(segments: tuple[str, ...]) -> tuple[Any, frozenset[str]]:
     """What bm25s searches, None if no segment has a word; and the stop words. The same for all questions about a text."""
-    import bm25s  # type: ignore[import-untyped]
-
     texts = [words(segment) for segment in segments]
     stop = _stop_words(texts)
     texts = [[word for word in text if word not in stop] for text in texts]
     if not any(texts):
         return None, stop
-    index = bm25s.BM25()
+    index = load().BM25()
     index.index(texts, show_progress=False)
     return index, stop
 

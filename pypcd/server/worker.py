@@ -25,7 +25,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import bm25s  # type: ignore[import-untyped]  # noqa: F401  # before memory is limited: it loads what it finds
 import numpy as np
 import numpy.typing as npt
 from llama_cpp.llama_chat_format import ChatFormatterResponse
@@ -37,7 +36,7 @@ from pypcd.decode.method import Edited, fitted
 from pypcd.decode.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache, id_of
 from pypcd.document import SPACE
 from pypcd.errors import MENDABLE, InputError, PCDError, UnsupportedError
-from pypcd.find import Found
+from pypcd.find import Found, bm25
 from pypcd.find.heads import Heads
 from pypcd.llama.saved_state import weights_id
 from pypcd.prompt import Elsewhere
@@ -225,6 +224,7 @@ def main() -> None:
     lines, out = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     for stream in (1, 2):  # what libraries write is no answer, and nobody reads it
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    bm25.load()  # before memory is limited: it loads what it finds
     _limit_memory()
 
     def write(message: Mapping[str, Any]) -> None:

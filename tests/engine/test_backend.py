@@ -43,7 +43,8 @@ SHARE = 0.1
 
 MODELS: dict[str, dict[str, Any]] = {
     **{arch: {"arch": arch} for arch in [*ROPE_ARCHS, *HYBRID_ARCHS]},
-    "gemma2": {"arch": "gemma2", "n_head": 2},  # with its soft cap CUDA's flash attention takes heads of 128 dimensions or more
+    # with a soft cap, CUDA's flash attention takes heads of 128 dimensions or more
+    "gemma2": {"arch": "gemma2", "n_head": 2},
     "bloom": {"arch": "bloom"},  # no RoPE: the window alone
     "deepseek2": {"arch": "deepseek2"},  # a latent key for all heads; unknown to the reference
     "llama-factors": {"arch": "llama", "rope_freqs": tuple(1 + i / 8 for i in range(32))},

@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 import numpy as np
 import pytest
-from conftest import Load, Tiny, close, reference, shape, tolerance
+from conftest import Load, Tiny, close, reference, run_python, shape, tolerance
 
 from pypcd import engine, find
 from pypcd.decode import Session
@@ -277,3 +277,22 @@ def test_the_lists_that_ship_are_lists() -> None:
     for name, record in heads._shipped().items():
         known = heads._heads(record)
         assert known and all(known.values()) and name == name.casefold()
+
+
+def test_keyword_search_leaves_jax_alone(tmp_path: Path) -> None:
+    """It would take most of a GPU's memory; whoever imports it afterwards gets it."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("import pathlib; pathlib.Path(__file__).with_name('taken').touch()")
+    (tmp_path / "jax" / "lax.py").write_text("def top_k(scores, k): ...")
+    code = """
+import pathlib, sys
+sys.path.insert(0, sys.argv[1])
+from pypcd.find import bm25
+taken = pathlib.Path(sys.argv[1], "jax", "taken")
+bm25.load()
+print(taken.exists(), end=" ")
+import jax.lax
+print(taken.exists(), jax.lax.top_k is not None)
+"""
+    done = run_python(code, tmp_path)
+    assert done.stdout.split() == ["False", "True", "True"], done.stderr
