@@ -2,6 +2,7 @@
 
 python -m research.finding MODEL --finder bm25,attention,both --questions reworded
 python -m research.finding MODEL --finder bm25,both --n 40 --answers      # how many answers are right: plain, and with passages repeated
+python -m research.finding MODEL --finder attention --foreign             # the scores of what is found for questions that the text does not answer
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from pypcd import find
 from pypcd.ask import prompt_of, sources_of
@@ -38,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--half", choices=("first", "second"), default="first")
     add("--n", type=_options.at_least(1), default=200, help="questions")
     add("--paragraphs", type=_options.at_least(2), default=55, help="of a text of XQuAD")
+    add("--foreign", action="store_true", help="ask each text of XQuAD the questions of the other half")
     add("--answers", action="store_true", help="answer too; first plainly")
     _options.add_n_ctx(parser)
     _options.add_machine(parser)
@@ -49,6 +53,12 @@ def run(args: argparse.Namespace) -> int:
         texts = xquad(args.half, args.n, args.paragraphs, args.questions == "reworded")
     else:
         texts = records(args.half, args.n) if args.questions == "kv" else hotpot(args.questions, args.half, args.n)
+    if args.foreign:
+        others = xquad("first" if args.half == "second" else "second", args.n, args.paragraphs)
+        texts = (
+            (text, [one._replace(paragraphs=[], needed=[]) for one in asked])
+            for (text, _), (_, asked) in zip(texts, others)
+        )
     llm = _loading.open_model(args.model, n_ctx=args.n_ctx, **_options.machine_options(args))
     session, look = Session(llm), answered if args.answers else found
     by = {name: list[Row]() for name in (*["plain"] * args.answers, *_options.names(args.finder))}
@@ -70,17 +80,25 @@ def found(session: Session, finder: str, text: str, asked: Asked) -> Row:
     seconds, (sources, note) = time.perf_counter() - begin, sources_of(result, messages)
     spans: list[Span] = [(one.begin, one.end) for one in sources]
     tokens = sum(len(session.llm.tokenize(one.text.encode(), add_bos=False)) for one in sources)
-    size = {"passages": len(spans), "tokens": tokens, "seconds": seconds}
+    score = max((one.score for one in sources), default=0.0)
+    size = {"passages": len(spans), "tokens": tokens, "seconds": seconds, "score": score}
     return {"finder": finder, "id": asked.id, **asked.found(spans), **size, "spans": spans, "note": note}
 
 
 def answered(session: Session, finder: str, text: str, asked: Asked) -> Row:
     """An answer with the passages of a finder repeated ("plain": without), and whether it is right, as SQuAD compares texts."""
     method, begin = "plain" if finder == "plain" else f"replay:finder={finder}", time.perf_counter()
-    answer = session.llm.ask(_document(text), asked.question, method=method, max_tokens=48, cache=False)
+    answer = session.llm.ask(_document(text), asked.question, method=method, max_tokens=96, cache=False)
     seconds, spans = time.perf_counter() - begin, [(one.begin, one.end) for one in answer.passages]
     right = f" {_bare(asked.answer)} " in f" {_bare(answer.text)} "
-    size = {"passages": len(spans), "tokens": answer.written.n_prompt, "seconds": seconds, "right": right}
+    score = max((one.score for one in answer.passages), default=0.0)
+    size = {
+        "passages": len(spans),
+        "tokens": answer.written.n_prompt,
+        "seconds": seconds,
+        "score": score,
+        "right": right,
+    }
     return {"finder": finder, "id": asked.id, **asked.found(spans), **size, "text": answer.text, "note": answer.note}
 
 
@@ -96,15 +114,18 @@ _document = functools.cache(functools.partial(Document.of, "text"))
 def table(by: Mapping[str, Sequence[Row]], key: str = "answer") -> Iterator[str]:
     """For each finder how often the answer was found (or is "right"), held against the first finder, and means of the rest."""
     what = {"answer": "answer found", "right": "answer right"}[key]
-    yield f"| finder | {what} | against the first | wins / losses | paragraph found | passages | tokens | seconds |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield f"| finder | {what} | against the first | wins / losses | paragraph found | passages | tokens | seconds | best score: 5%, 50%, 95% |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for name, own in by.items():
         result = stats.paired(*([row[key] for row in some] for some in (own, next(iter(by.values())))))
         mean = {
             key: statistics.fmean(row[key] for row in own) for key in ("paragraph", "passages", "tokens", "seconds")
         }
         cells = f"| {name} | {result.score:.1f} | {stats.interval(result)} | {result.wins} / {result.losses} | "
-        yield cells + "{paragraph:.1%} | {passages:.2f} | {tokens:.0f} | {seconds:.3g} |".format(**mean)
+        scores = ", ".join(f"{at:.2f}" for at in np.quantile([row["score"] for row in own], (0.05, 0.5, 0.95)))
+        yield (
+            cells + "{paragraph:.1%} | {passages:.2f} | {tokens:.0f} | {seconds:.3g} | ".format(**mean) + f"{scores} |"
+        )
 
 
 if __name__ == "__main__":
