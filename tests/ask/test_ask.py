@@ -79,7 +79,7 @@ def test_a_document_is_a_file_several_a_document_or_a_text(
         (str(path), None, "harbour.txt", "line 5"),
         ([path], None, "harbour.txt", "line 5"),
         (Document.of("mine", HARBOUR), None, "mine", "line 5"),
-        ((), f"\n{HARBOUR}\n", "text", "line 5"),
+        ((), f"\n{HARBOUR}\n", "text", "line 6"),
         ([tmp_path / "lamps.md", path], None, "harbour.txt", "line 5"),
         ([path, Document.of("lamps", LAMPS)], None, "harbour.txt", "line 5"),
         (pages, None, "pages.pdf", "page 2"),
