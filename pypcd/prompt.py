@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pypcd.engine import token_bytes, token_text  # first: it reports a wrong or missing library
+from pypcd.engine import is_defined, token_bytes, token_text  # first: it reports a wrong or missing library
 
 # isort: split
 import jinja2
@@ -175,29 +175,31 @@ class Elsewhere(abc.ABC):
     def token_bos(self) -> int: ...
 
     @abc.abstractmethod
-    def piece(self, token: int) -> tuple[bytes, str]:
-        """What engine.token_bytes and engine.token_text give."""
+    def piece(self, token: int) -> tuple[bytes, str, bool]:
+        """What engine.token_bytes, engine.token_text and engine.is_defined give."""
 
     @abc.abstractmethod
     def render(self, messages: list[Any]) -> llama_chat_format.ChatFormatterResponse: ...
 
 
 # of each model: the texts of the tokens that were seen, and the prompts that were laid last
-_PIECES: weakref.WeakKeyDictionary[Any, dict[int, tuple[bytes, bytes]]] = weakref.WeakKeyDictionary()
+_PIECES: weakref.WeakKeyDictionary[Any, dict[int, tuple[bytes, bytes, bool]]] = weakref.WeakKeyDictionary()
 _LAID: weakref.WeakKeyDictionary[Any, dict[Any, Laid]] = weakref.WeakKeyDictionary()
 _N_LAID = (
     4  # a question is laid by itself, by other methods, and with its passages; in a context of 32k each takes a second
 )
 
 
-def _pieces(llm: Any, tokens: Sequence[int]) -> list[tuple[bytes, bytes]]:
-    """Of each token its text, which is empty for a control token, and the letters of that."""
+def _pieces(llm: Any, tokens: Sequence[int]) -> list[tuple[bytes, bytes, bool]]:
+    """Of each token its text, which is empty for a control token, the letters of that, and whether it is read wherever they stand."""
     known = _PIECES.setdefault(llm, {})
     for token in set(tokens) - known.keys():
-        text, letters = (
-            llm.piece(token) if isinstance(llm, Elsewhere) else (token_bytes(llm, token), token_text(llm, token))
+        text, letters, is_read = (
+            llm.piece(token)
+            if isinstance(llm, Elsewhere)
+            else (token_bytes(llm, token), token_text(llm, token), is_defined(llm, token))
         )
-        known[token] = text, letters.encode()
+        known[token] = text, letters.encode(), is_read
     return [known[token] for token in tokens]
 
 
@@ -354,28 +356,50 @@ def _tokens(llm: Any, parts: Sequence[Piece], add_bos: bool) -> tuple[list[int],
     is_plain = all(part.kind for part in parts)
     text = "".join(part.text for part in parts).encode()
     tokens = llm.tokenize(text, add_bos=add_bos, special=not is_plain)
-    ends = _ends(llm, tokens, text)
+    ends, cuts = _ends(llm, tokens, text), [] if is_plain else _cuts(llm, parts, text)
     if not is_plain and ends:
-        tokens, ends = _apart(llm, parts, tokens, ends, text, add_bos)
+        tokens, ends = _apart(llm, parts, tokens, ends, text, cuts, add_bos)
     elif not is_plain:
-        apart, begin = list[int](), add_bos
+        apart, at = list[int](), 0
         for is_text, run in itertools.groupby(parts, lambda part: bool(part.kind)):
-            apart += llm.tokenize("".join(part.text for part in run).encode(), add_bos=begin, special=not is_text)
-            begin = False
-        tokens = apart if _n_control(llm, apart) < _n_control(llm, tokens) else tokens
+            begin, at = at, at + sum(len(part.text.encode()) for part in run)
+            for i, j in itertools.pairwise([begin, *(cut for cut in cuts if begin < cut < at), at]):
+                apart += llm.tokenize(text[i:j], add_bos=add_bos and not i, special=not is_text)
+        tokens = apart if cuts or _n_control(llm, apart) < _n_control(llm, tokens) else tokens
     if tokens[:2] == [llm.token_bos()] * 2:
         tokens, ends = tokens[1:], ends[1:]
     return tokens, ends
 
 
+def _cuts(llm: Any, parts: Sequence[Piece], text: bytes) -> list[int]:
+    """Where a text is read in two, so that a message opens no role's turn: behind the first letter of each mark of the template's in it that
+    is no control token, but read wherever its letters stand, such as DeepSeek's <｜User｜>."""
+    own = {part.text.encode() for part in parts if part.text and not part.kind}
+    own.add(llm.metadata.get("tokenizer.chat_template", "").encode())  # which has other roles' too
+    made = itertools.chain.from_iterable(_pieces(llm, llm.tokenize(one, add_bos=False, special=True)) for one in own)
+    marks = sorted({letters for _, letters, is_read in made if is_read and letters.strip()}, key=len, reverse=True)
+    borders, cuts = [0, *itertools.accumulate(len(part.text.encode()) for part in parts)], list[int]()
+    for found in re.finditer(b"|".join(map(re.escape, marks)), text) if marks else ():
+        at = bisect.bisect_right(borders, found.start()) - 1
+        if parts[at].kind or found.end() > borders[at + 1]:
+            cuts.append(found.start() + len(found[0].decode()[0].encode()))
+    return cuts
+
+
 def _apart(
-    llm: Any, parts: Sequence[Piece], tokens: list[int], ends: list[int], text: bytes, add_bos: bool
+    llm: Any,
+    parts: Sequence[Piece],
+    tokens: list[int],
+    ends: list[int],
+    text: bytes,
+    cuts: Sequence[int],
+    add_bos: bool,
 ) -> tuple[list[int], list[int]]:
     """The tokens and ends, with letters for the control tokens that are not wholly in a piece without a kind: the text between two of the
     others is tokenised as llama.cpp does it, but without control tokens."""
     borders = [0, *itertools.accumulate(len(part.text.encode()) for part in parts)]
     own, n_foreign = list[tuple[int, int, int]](), 0
-    for token, end, (shown, letters) in zip(tokens, ends, _pieces(llm, tokens)):
+    for token, end, (shown, letters, _) in zip(tokens, ends, _pieces(llm, tokens)):
         begin = end - len(letters)
         if letters and not shown and begin >= 0 and text[begin:end] == letters:
             at = bisect.bisect_right(borders, begin) - 1
@@ -383,18 +407,20 @@ def _apart(
                 n_foreign += 1
             else:
                 own.append((token, begin, end))
-    if not n_foreign:
+    if not n_foreign and not cuts:
         return tokens, ends
     made, done = list[int](), 0
-    for token, begin, end in own:
-        made += [*llm.tokenize(text[done:begin], add_bos=add_bos and not done, special=False), token]
+    for token, begin, end in [*own, (-1, len(text), len(text))]:
+        for i, j in itertools.pairwise([done, *(cut for cut in cuts if done < cut < begin), begin]):
+            made += llm.tokenize(text[i:j], add_bos=add_bos and not i, special=False)
+        made.append(token)
         done = end
-    made += llm.tokenize(text[done:], add_bos=add_bos and not done, special=False)
+    made.pop()
     return made, _ends(llm, made, text)
 
 
 def _n_control(llm: Any, tokens: Sequence[int]) -> int:
-    return sum(not shown for shown, _ in _pieces(llm, tokens))
+    return sum(not shown for shown, *_ in _pieces(llm, tokens))
 
 
 def _ends(llm: Any, tokens: Sequence[int], text: bytes) -> list[int]:
@@ -403,7 +429,7 @@ def _ends(llm: Any, tokens: Sequence[int], text: bytes) -> list[int]:
     made = _pieces(llm, tokens)
     for before in (b"", b" "):
         ends, at, is_first = list[int](), 0, True
-        for letters, control in made:
+        for letters, control, _ in made:
             if letters:
                 if is_first and not letters.startswith(before):
                     break

@@ -55,7 +55,10 @@ static json reply_to(const json & call, const reply_fn & own) {
     json res = json::array();
     for (const auto & cur : call.at("pieces")) {
         const llama_token token = cur.get<llama_token>();
-        res.push_back(std::vector<std::string> { latin1(common_token_to_piece(vocab, token, false)), latin1(llama_vocab_get_text(vocab, token)) });
+        const bool is_defined = llama_vocab_get_attr(vocab, token) & LLAMA_TOKEN_ATTR_USER_DEFINED;
+        res.push_back(std::vector<std::string> {
+            latin1(common_token_to_piece(vocab, token, false)), latin1(llama_vocab_get_text(vocab, token)), is_defined ? "defined" : "",
+        });
     }
     return res;
 }
@@ -326,6 +329,9 @@ void server_pcd_documents_load(const llama_context * ctx, const common_params & 
         if (llama_model_meta_val_str(llama_get_model(ctx), key, value, sizeof(value)) >= 0) {
             model["metadata"][key] = value;
         }
+    }
+    if (const char * text = llama_model_chat_template(llama_get_model(ctx), nullptr)) {
+        model["metadata"]["tokenizer.chat_template"] = text;
     }
 }
 

@@ -14,6 +14,7 @@ from pypcd.errors import UnsupportedError
 
 __all__ = [
     "check_decoder",
+    "is_defined",
     "is_end",
     "is_recurrent",
     "n_bytes",
@@ -108,6 +109,12 @@ def token_bytes(llm: llama_cpp.Llama, token: int) -> bytes:
     buffer = ctypes.create_string_buffer(size)
     n = llama_cpp.llama_token_to_piece(vocabulary(llm), token, buffer, size, 0, False)
     return buffer.raw[: max(n, 0)]
+
+
+def is_defined(llm: llama_cpp.Llama, token: int) -> bool:
+    """Whether a token is read wherever its letters stand, as control tokens are not (llama.cpp's USER_DEFINED)."""
+    attributes = llama_cpp.llama_vocab_get_attr(vocabulary(llm), token)
+    return bool(attributes & llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED)
 
 
 def token_text(llm: llama_cpp.Llama, token: int) -> str:

@@ -58,20 +58,20 @@ class Model(Elsewhere):
         self.names: list[str] = []  # of their documents
         self.disk: Mapping[str, Any] | None = None
         self.call = call
-        self._pieces: dict[int, tuple[bytes, str]] = {}
+        self._pieces: dict[int, tuple[bytes, str, bool]] = {}
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         tokens: list[int] = self.call("tokenize", [text.decode(), add_bos, special])
         new = sorted(set(tokens) - self._pieces.keys())
         for token, texts in zip(new, self.call("pieces", new) if new else ()):
-            data, letters = (text.encode("latin-1") for text in texts)
-            self._pieces[token] = data, letters.decode("utf-8", "replace")
+            data, letters, defined = (text.encode("latin-1") for text in texts)
+            self._pieces[token] = data, letters.decode("utf-8", "replace"), bool(defined)
         return tokens
 
     def token_bos(self) -> int:
         return self.bos
 
-    def piece(self, token: int) -> tuple[bytes, str]:
+    def piece(self, token: int) -> tuple[bytes, str, bool]:
         return self._pieces[token]
 
     def render(self, messages: list[Any]) -> ChatFormatterResponse:

@@ -95,6 +95,7 @@ def write_tiny_gguf(
     n_ctx_train: int = 1024,
     tied: bool | None = None,  # None: the architecture's usual value
     chat_template: str | None = None,
+    defined: Sequence[str] = (),
 ) -> Path:
     """Write a random model to `path`; equal arguments give equal bytes. head_dim = n_embd / n_head."""
     spec = {**ARCHS, **ODD_ARCHS}[arch]
@@ -181,7 +182,7 @@ def write_tiny_gguf(
     elif linear_scale:
         kv.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         kv.add_rope_scaling_factor(linear_scale)
-    _add_tokenizer(kv, n_vocab, chat_template)
+    _add_tokenizer(kv, n_vocab, chat_template, defined)
 
     # gemma multiplies its embeddings by sqrt(n_embd)
     embeddings = w.normal(n_vocab, n_embd, 1 / math.sqrt(n_embd) if spec.tied else 1.0)
@@ -338,17 +339,18 @@ def _pieces() -> Iterator[str]:
     yield from (a + b for a, b in itertools.product(syllables, syllables))
 
 
-def _add_tokenizer(kv: gguf.GGUFWriter, n_vocab: int, chat_template: str | None) -> None:
-    """SentencePiece ('llama'): <unk> <s> </s>, the 256 bytes, then pieces."""
+def _add_tokenizer(kv: gguf.GGUFWriter, n_vocab: int, chat_template: str | None, defined: Sequence[str]) -> None:
+    """SentencePiece ('llama'): <unk> <s> </s>, the 256 bytes, then pieces, the last of which are `defined`, read wherever they stand."""
     if n_vocab < 300:
         raise ValueError(f"n_vocab must be at least 300 (3 special tokens, 256 bytes, letters), not {n_vocab}")
     kind = gguf.TokenType
-    pieces = list(itertools.islice(_pieces(), n_vocab - 259))
+    pieces = [*itertools.islice(_pieces(), n_vocab - 259 - len(defined)), *defined]
     kv.add_tokenizer_model("llama")
     kv.add_tokenizer_pre("default")
     kv.add_token_list(["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *pieces])
     kv.add_token_scores([0.0] * 259 + [-float(i) for i in range(len(pieces))])
-    kv.add_token_types([kind.UNKNOWN, kind.CONTROL, kind.CONTROL] + [kind.BYTE] * 256 + [kind.NORMAL] * len(pieces))
+    kinds = [kind.NORMAL] * (len(pieces) - len(defined)) + [kind.USER_DEFINED] * len(defined)
+    kv.add_token_types([kind.UNKNOWN, kind.CONTROL, kind.CONTROL] + [kind.BYTE] * 256 + kinds)
     kv.add_bos_token_id(1)
     kv.add_eos_token_id(2)
     kv.add_unk_token_id(0)
