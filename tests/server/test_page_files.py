@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Chat, Open, Script, ask, complete, expect, prompt_of, question
+from browser import Chat, Open, Script, ask, expect, question
 from documents import pdf
 from playwright.sync_api import Locator
 from serving import last_timings
@@ -17,6 +17,8 @@ from serving import last_timings
 from pypcd.server import Server
 
 pytest_plugins = ["browser"]  # fixtures
+
+CHAT = "/v1/chat/completions"
 
 
 def count(server: Server, text: str) -> int:
@@ -61,7 +63,6 @@ def test_a_short_paste_stays_text_and_a_long_one_becomes_a_file_of_2000_tokens(c
     text, _ = long_question(served, 2000)
     n = count(served, text)
     assert n > 1900
-    chat.read_no_documents()
     paste(chat, "short")
     expect(chat.message).to_have_value("short")
     paste(chat, text)
@@ -75,10 +76,12 @@ def test_a_short_paste_stays_text_and_a_long_one_becomes_a_file_of_2000_tokens(c
     # what was asked is what the server was given: its own answer to that prompt is the same
     file_name = re.search(r"pasted-\d+\.txt", chat.questions.inner_text())
     assert file_name
-    wanted = complete(served, prompt_of(served, f"{file_name[0]}:\n\n{text}\n\nshort"), n_predict=12)
-    assert said == wanted["content"]
+    file = {"filename": file_name[0], "file_data": base64.b64encode(text.encode()).decode()}
+    parts = [{"type": "file", "file": file}, {"type": "text", "text": "short"}]
+    status, wanted = ask(served, CHAT, {"messages": [{"role": "user", "content": parts}], "max_tokens": 12})
+    assert status == 200 and said == wanted["choices"][0]["message"]["content"]
     used, _ = room(chat)
-    assert abs(used - (wanted["tokens_evaluated"] + len(wanted["tokens"]))) <= 2
+    assert abs(used - wanted["usage"]["total_tokens"]) <= 2
 
 
 def test_progress_of_reading(chat: Chat, script: Script) -> None:
@@ -114,9 +117,9 @@ def test_the_server_reports_reading_as_the_script_does(served: Server) -> None:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_files_are_dropped_attached_removed_and_taken_out_of_a_question(
-    chat: Chat, script: Script, served: Server, tmp_path: Path
-) -> None:
+def test_files_are_dropped_attached_removed_and_taken_out_of_a_question(chat: Chat, tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
+    chat.page.on("request", lambda it: asked.append(it.post_data_json) if it.url.endswith(CHAT) else None)
     hostile = "<img src=x onerror=window.ran=1>" + "x" * 300 + ".txt"
     chat.drop(
         ("one.txt", "text/plain", "first file"), (hostile, "text/markdown", "</textarea>\u202e"), ("no.py", "", "x()")
@@ -127,11 +130,13 @@ def test_files_are_dropped_attached_removed_and_taken_out_of_a_question(
     chat.choose("Attach files", tmp_path / "three.csv")
     expect(chat.removers()).to_have_count(3)
     assert chat.widest() == 0
-    chat.told("x", text="What is in them?")
-    prompt = script.streams[-1].body["prompt"]
-    places = [prompt.index(text) for text in ("one.txt", "first file", "</textarea>", "a,b\n1,2", "What is in them?")]
-    assert places == sorted(places) and "x()" not in prompt
-    for name in ("one.txt", hostile, "three.csv"):
+    chat.set(longest_answer=2)
+    chat.ask("What is in them?")
+    texts = {"one.txt": "first file", hostile: "</textarea>\u202e", "three.csv": "a,b\n1,2"}
+    (*files, text) = asked[-1]["messages"][0]["content"]
+    assert {part["file"]["filename"]: part["file"]["text"].strip() for part in files} == texts
+    assert text == {"type": "text", "text": "What is in them?"}
+    for name in texts:
         expect(chat.questions).to_contain_text(name)
     assert not chat.questions.locator("img").count() and chat.widest() == 0
     expect(chat.removers()).to_have_count(0)
@@ -139,16 +144,14 @@ def test_files_are_dropped_attached_removed_and_taken_out_of_a_question(
     chat.button("Remove one.txt", chat.questions).click()
     expect(chat.removers()).to_have_count(2)
     chat.button("Send again").click()
-    prompt = script.next(chat).say("y").body["prompt"]
-    script.streams[-1].end()
+    chat.until(lambda: len(asked) == 2)
     chat.finished()
-    assert "</textarea>" in prompt and "first file" not in prompt
+    assert [part["file"]["filename"] for part in asked[1]["messages"][0]["content"][:-1]] == [hostile, "three.csv"]
     chat.button("Previous version", chat.questions).click()
     expect(chat.questions).to_contain_text("one.txt")  # the other version has it still
 
 
 def test_what_is_no_text_is_refused_with_a_sentence(chat: Chat, tmp_path: Path) -> None:
-    chat.read_no_documents()
     (tmp_path / "picture.png").write_bytes(bytes(range(256)) * 20)
     chat.choose("Attach files", tmp_path / "picture.png")
     expect(chat.alert).to_contain_text("picture.png")

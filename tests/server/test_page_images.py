@@ -81,8 +81,8 @@ PASTE = """([text, data]) => {
 def test_a_picture_is_chosen_pasted_dropped_shown_and_sent(chat: Chat, script: Script) -> None:
     asked = asked_templates(chat)
     pictures = [png(n) for n in range(3)]
-    choose(chat, file("chosen.png", pictures[0]), file("notes.txt", b"some notes", "text/plain"))
-    expect(chat.button("Remove notes.txt")).to_be_visible()
+    choose(chat, file("chosen.png", pictures[0]))
+    expect(chat.button("Remove chosen.png")).to_be_visible()
     chat.page.evaluate(PASTE, [base64.b64encode(pictures[1]).decode(), ""])
     expect(chat.button("Remove image.png")).to_be_visible()
     chat.drop(("dropped.png", "image/png", pictures[2]))
@@ -95,7 +95,7 @@ def test_a_picture_is_chosen_pasted_dropped_shown_and_sent(chat: Chat, script: S
     expect(answer).to_contain_text("A cat.")
     parts = asked[-1][-1]["content"]
     assert [part["type"] for part in parts] == ["image_url", "image_url", "text"]
-    assert "some notes" in parts[2]["text"] and parts[2]["text"].endswith("What is this?")
+    assert parts[2]["text"] == "What is this?"
     urls = [part["image_url"]["url"] for part in parts[:2]]
     assert all(url.startswith("data:image/png;base64,") for url in urls) and urls[0] != urls[1]
     prompt = script.streams[-1].body["prompt"]
@@ -109,6 +109,12 @@ def test_a_picture_is_chosen_pasted_dropped_shown_and_sent(chat: Chat, script: S
     assert is_drawn(chat.questions.get_by_role("img", name="chosen.png"))
     chat.told("Yes.", text="Sure?")
     assert script.streams[-1].body["prompt"]["multimodal_data"] == prompt["multimodal_data"]
+    choose(chat, file("chosen.png", pictures[0]), file("notes.txt", b"some notes", "text/plain"))
+    expect(chat.button("Remove notes.txt")).to_be_visible()
+    chat.told("Both.", text="And these?")
+    read, *others = script.streams[-1].body["messages"][-1]["content"]
+    assert read["file"]["text"].strip() == "some notes"
+    assert others == [parts[0], {"type": "text", "text": "And these?"}]
 
 
 def test_a_large_picture_is_made_smaller_and_a_photograph_a_jpeg(chat: Chat, script: Script) -> None:

@@ -136,10 +136,7 @@ class Watch:
         page.on(
             "console",
             lambda message: (
-                message.type in ("error", "warning")
-                # a server that reads no documents says so, and the page reads what is text
-                and not ("status of 404" in message.text and message.location["url"].endswith("/documents"))
-                and self.faults.append(f"console: {message.type}: {message.text}")
+                message.type in ("error", "warning") and self.faults.append(f"console: {message.type}: {message.text}")
             ),
         )
 
@@ -412,12 +409,8 @@ class Chat:
             route.continue_(url=script.url + urlsplit(route.request.url).path)
 
         self.script = script
-        self.page.context.route("**/completion", elsewhere)
-        self.read_no_documents()
-
-    def read_no_documents(self) -> None:
-        """The page takes files as text, as with a server that has no route for documents."""
-        self.page.context.route("**/documents", lambda route: route.fulfill(status=404, json={"error": {}}))
+        for route in ("**/completion", "**/v1/chat/completions"):
+            self.page.context.route(route, elsewhere)
 
     def axe(self) -> list[str]:
         """What axe-core finds of serious or critical faults on the page as it is now."""
@@ -456,6 +449,7 @@ class Script:
                 if isinstance(part, dict):
                     self._n_tokens += len(part.get("tokens", ()))
                     part = {"tokens_predicted": self._n_tokens, **part}
+                    part = as_chat(part) if "messages" in self.body else part
                 self._parts.put(
                     ("send", part if isinstance(part, bytes) else b"data: %s\n\n" % json.dumps(part).encode())
                 )
@@ -544,6 +538,14 @@ def prompt_of(server: Server, *texts: str, system: str = "") -> str:
 def means(server: Server, pcd: Any) -> Any:
     """What the server makes of a request's field."""
     return complete(server, "a", n_predict=1, pcd=pcd)["generation_settings"]["pcd"]
+
+
+def as_chat(part: dict[str, Any]) -> dict[str, Any]:
+    """A part of an answer of /completion, as /v1/chat/completions sends it."""
+    logprobs = {"content": part.get("completion_probabilities", [])}
+    end = "stop" if part.get("stop") else None
+    choice = {"delta": {"content": part.get("content", "")}, "logprobs": logprobs, "finish_reason": end}
+    return {"choices": [choice], "timings": part.get("timings")}
 
 
 def event(text: str, token_id: int = 300, **fields: Any) -> dict[str, Any]:

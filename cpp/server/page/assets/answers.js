@@ -20,21 +20,20 @@ function messagesOf(path, system, sees, of = contentOf) {
   return messages;
 }
 
-/** Files come first: what is asked last is answered best. A file that the server has read is its text alone, as the server makes of it. */
+const isText = file => !file.image;
+
+/** Files come first: what is asked last is answered best. A text is what the server makes of the file. */
 const contentOf = ({text, files = []}, sees) =>
-  images.contentOf(sees ? files : [], [...files.filter(file => !file.image).map(textOfFile), text].filter(Boolean).join("\n\n"));
+  images.contentOf(sees ? files : [], [...files.filter(isText).map(file => file.text), text].filter(Boolean).join("\n\n"));
 
-const textOfFile = ({name, text, isRead}) => isRead ? text : `${name}:\n\n${text}`;
+export const hasTexts = path => path.some(({files = []}) => files.some(isText));
 
-/** With files that the server has read as files: then it can put passages of them before the question once more. */
-const partsOf = ({text, files}, sees) => [
-  ...files.filter(file => file.isRead).map(({name, text, pages}) => ({type: "file", file: {filename: name, text, pages}})),
-  ...images.partsOf(contentOf({text, files: files.filter(file => !file.isRead)}, sees)).filter(part => part.text !== ""),
-];
-
-export const hasRead = path => path.some(({files = []}) => files.some(file => file.isRead));
-
-const withFiles = (said, sees) => hasRead([said]) ? partsOf(said, sees) : contentOf(said, sees);
+/** With texts as files: then the server can put passages of them before the question once more. */
+function withFiles({text, files = []}, sees) {
+  const parts = files.filter(isText).map(({name, text, pages}) => ({type: "file", file: {filename: name, text, pages}}));
+  const others = contentOf({text, files: files.filter(file => file.image)}, sees);
+  return parts.length ? [...parts, ...images.partsOf(others).filter(part => part.text !== "")] : others;
+}
 
 /** How many tokens the server has to read for an answer, without those of pictures. */
 export const promptSize = async (path, {model, system}, sees) =>
@@ -76,7 +75,7 @@ export async function write(message, path, options, changed, before = null, kept
   message.decided = before?.decided;
   try {
     const asked = {model: message.model, ...message.sampling, seed: message.seed, return_progress: true, timings_per_token: true};
-    const stream = hasRead(path) && !before ? chatOf(message, path, options, asked) : await completionOf(message, path, options, asked, before, kept);
+    const stream = hasTexts(path) && !before ? chatOf(message, path, options, asked) : await completionOf(message, path, options, asked, before, kept);
     for await (const part of stream) {
       take(message, part);
       changed();
@@ -96,7 +95,7 @@ async function completionOf(message, path, options, asked, before, kept) {
   const prompt = await api.template(message.model, messages, message.replay);
   const seen = images.imagesOf(messages);
   if (/<think>\s*$/.test(prompt)) message.thinks = true;
-  const whole = seen.length ? {prompt_string: prompt + textOf(kept), multimodal_data: seen} : continuedPrompt(prompt, kept, hasRead(path));
+  const whole = seen.length ? {prompt_string: prompt + textOf(kept), multimodal_data: seen} : continuedPrompt(prompt, kept, hasTexts(path));
   return api.completion({...asked, prompt: whole, pcd: before ? continued(before) : message.pcd, n_predict: options.n_predict, n_probs: N_OPTIONS}, options.signal);
 }
 

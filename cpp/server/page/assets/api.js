@@ -93,9 +93,8 @@ async function* events(body) {
       const lines = (rest + value).split(/\r?\n/);
       rest = lines.pop();
       for (const line of lines) {
-        const [, name, data] = /^(data|error): ?([^]*)$/.exec(line) ?? [];
-        if (name === "error") yield JSON.stringify({error: JSON.parse(data)});
-        else if (name && data !== "[DONE]") yield data;
+        const data = /^data: ?([^]*)$/.exec(line)?.[1];
+        if (data && data !== "[DONE]") yield data;
       }
     }
   } finally {

@@ -95,7 +95,9 @@ export function tokenDialog(state, act) {
     return html`
       <h2><code>${shown(token)}</code> <small>token ${index + 1} of ${message.tokens.length}</small></h2>
       <p>${token.chosen ? "You chose this token." : alone ? html`The model alone would most probably have said <code>${shown(alone)}</code>.`
-        : token.strength === null ? plainly(token) : "PCD did not change the most probable token here."}
+        : token.strength !== null ? "PCD did not change the most probable token here."
+        : token.options.every(option => option.local === null) ? "This step was decoded plainly."
+        : "This step needed no contrast: one token alone is plausible."}
         ${token.strength === null ? nothing : `Strength (beta): ${token.strength.toFixed(2)}.`}</p>
       ${token.options.length ? table(message, index, act, state) : html`<p>Its candidates are not known: it was accepted from a draft.</p>`}
       <p class="quiet">Click another token to go on with the answer from it. The columns are three probabilities of each token. Model: of the
@@ -104,11 +106,6 @@ export function tokenDialog(state, act) {
       <div class="tools">${step("Previous token", index - 1)} ${step("Next token", index + 1)}
         <button class="first" @click=${() => act.open(null)}>Close</button></div>`;
   }, state, act);
-}
-
-function plainly(token) {
-  if (token.options.every(option => option.local === null)) return "This step was decoded plainly.";
-  return "This step needed no contrast: one token alone is plausible.";
 }
 
 function table(message, index, act, state) {

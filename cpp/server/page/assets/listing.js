@@ -80,7 +80,7 @@ export function listActions({state, told, show, stop}) {
     restore: told(async () => {
       const {deleted} = state;
       state.deleted = null;
-      await conversations.restore(deleted);
+      await conversations.save(deleted, deleted.changed);
       if (isUntouched(state.conversation) && !state.opening) present(deleted);
       state.list = await conversations.list();
     }),

@@ -15,7 +15,7 @@ import * as files from "./files.js";
 import {follow, grown} from "./follow.js";
 import {listActions} from "./listing.js";
 import * as settings from "./settings.js";
-import {page} from "./views.js";
+import {grouped, page} from "./views.js";
 import * as images from "./images.js";
 
 const LONG_PASTE = 2000; // characters; a longer one becomes a file
@@ -57,7 +57,8 @@ function show() {
   clearTimeout(waiting);
   waiting = 0;
   const start = performance.now();
-  document.documentElement.dataset.colours = state.settings.colours;
+  const {colours} = state.settings;
+  document.documentElement.style.colorScheme = colours === "system" ? "" : colours;
   const hadFocus = document.activeElement !== document.body;
   try {
     render(page(state, actions), document.body);
@@ -145,8 +146,6 @@ async function choose() {
     if (model === state.settings.model) state.loading = "";
   }
 }
-
-const grouped = new Intl.NumberFormat("en");
 
 /** What is too long is not sent: the server would refuse it, and this and all that is said later with it. */
 async function checkRoom(path) {
@@ -244,16 +243,21 @@ const ask = compare => told(async () => {
 async function send(conversation, compare) {
   if (attaching) await attaching; // a file that cannot be read is told, and nothing is sent without it
   if (conversation !== state.conversation) return;
-  const {draft} = state;
-  if (!draft.text.trim() && !draft.files.length) return;
+  await say(conversation, conversation.at, state.draft, () => {
+    if (conversation.pair()) conversation.choose(conversation.messages.get(conversation.at));
+    state.draft = {text: "", files: []};
+  }, compare);
+}
+
+/** A message behind another one, and its answer. done: called when it is sent. */
+async function say(conversation, parent, {text, files}, done, compare = "") {
+  const question = {role: "user", text: text.trim(), files};
+  if (!question.text && !files.length) return;
   await ready();
-  images.check(draft.files, state.props);
-  const sent = draft.files.map(({name, text, pages, image, count, isRead}) => ({name, text, pages, image, count: count ?? null, isRead}));
-  const question = {role: "user", text: draft.text.trim(), files: sent};
-  await checkRoom([...conversation.path(), question]);
-  if (conversation.pair()) conversation.choose(conversation.messages.get(conversation.at));
-  const message = conversation.add({...question, parent: conversation.at});
-  state.draft = {text: "", files: []};
+  images.check(files, state.props);
+  await checkRoom([...conversation.path(parent), question]);
+  done();
+  const message = conversation.add({...question, parent});
   state.said = "Answering.";
   show();
   follow();
@@ -333,20 +337,10 @@ const actions = {
   retype(text) {
     state.editing.text = text;
   },
-  sendAgain: told(message => alone(async conversation => {
-    const question = {role: "user", text: state.editing.text.trim(), files: state.editing.files};
-    if (!question.text && !question.files.length) return;
-    await ready();
-    images.check(question.files, state.props);
-    await checkRoom([...conversation.path(message.parent), question]);
+  sendAgain: told(message => alone(conversation => say(conversation, message.parent, state.editing, () => {
     state.editing = null;
-    const made = conversation.add({...question, parent: message.parent});
-    show();
     focusOn("message");
-    follow();
-    await keep(conversation).catch(fail);
-    await reply(conversation, made.id);
-  })),
+  }))),
   goOn: told((message, index, option) => alone(async conversation => {
     state.open = null;
     const {parent, model, system, sampling, setting, pcd, replay, seed} = message; // as it was, whatever is set now

@@ -3,7 +3,7 @@
 import {html, nothing} from "./vendor/lit-html/lit-html.js";
 import {live} from "./vendor/lit-html/directives/live.js";
 import {repeat} from "./vendor/lit-html/directives/repeat.js";
-import {hasRead, THINK} from "./answers.js";
+import {hasTexts, THINK} from "./answers.js";
 import {pcdDialog, settingsDialog, tokenDialog} from "./dialogs.js";
 import {documentDialog} from "./documents.js";
 import {markdown} from "./markdown.js";
@@ -150,7 +150,7 @@ function told(message, writing, isCompared) {
 function passages(message, act) {
   const {passages = [], note} = message.stats ?? {};
   if (!passages.length) return note ? html`<p class="quiet">No passage was read again: ${note}.</p>` : nothing;
-  return html`<details class="passages"><summary>${passages.length === 1 ? "1 passage was" : `${passages.length} passages were`} read again</summary>
+  return html`<details class="passages quiet"><summary>${passages.length === 1 ? "1 passage was" : `${passages.length} passages were`} read again</summary>
     ${passages.map(passage => html`<figure title="Show it in the text" @click=${() => getSelection().isCollapsed && act.passage(message, passage)}>
       <figcaption><button>${passage.document}, ${passage.place}</button></figcaption>
       <blockquote class="text" tabindex="0">${passage.text}</blockquote></figure>`)}</details>`;
@@ -213,7 +213,7 @@ function composer(state, act) {
         <button type="button" class="bare" aria-label="Attach files" title="Attach files" @click=${event => event.currentTarget.nextElementSibling.click()}>${icon("clip")} <span class="name">Attach files</span></button>
         <input type="file" multiple hidden @change=${event => { act.attach([...event.target.files]); event.target.value = "" }}>
         ${busy ? html`<button type="button" id="stop" @click=${() => act.stop()}>Stop</button>`
-          : html`${hasRead([...conversation.path(), draft]) ? html`<button type="button" @click=${act.compareReplay}>Compare replay</button>` : nothing}
+          : html`${hasTexts([...conversation.path(), draft]) ? html`<button type="button" @click=${act.compareReplay}>Compare replay</button>` : nothing}
             <button type="button" @click=${act.compare}>Compare</button><button class="first">Send</button>`}
       </div>
     </form>
@@ -229,7 +229,7 @@ function files(of, act) {
     <button type="button" class="bare" aria-label=${`Remove ${file.name}`} @click=${() => act.detach(of, file)}>${icon("cross")}</button></li>`)}</ul>` : nothing;
 }
 
-const grouped = new Intl.NumberFormat("en");
+export const grouped = new Intl.NumberFormat("en");
 const tokensIn = n => `${grouped.format(n)} ${n === 1 ? "token" : "tokens"}`;
 
 function used({conversation, draft, props}) {
