@@ -32,10 +32,12 @@ foreach(name IN LISTS page_files)
     string(REGEX REPLACE "(..)" "0x\\1," bytes "${bytes}")
     list(FIND page_files "${name}" i)
     string(APPEND header "static const unsigned char FILE_${i}[] = {${bytes}};\n")
-    string(APPEND table "    { \"${served}\", FILE_${i}, sizeof(FILE_${i}) },\n")
+    string(REGEX REPLACE ".*\\.m?js$" "javascript" type "${name}")
+    string(REGEX REPLACE ".*\\.(html|css)$" "\\1" type "${type}")
+    string(APPEND table
+        "    { \"${served}\", FILE_${i}, sizeof(FILE_${i}), \"\\\"${page_version}\\\"\", \"text/${type}; charset=utf-8\" },\n")
 endforeach()
-string(APPEND header "static const struct { const char * name; const unsigned char * data; size_t size; } FILES[] = {\n${table}};\n"
-    "static const char * const VERSION = \"\\\"${page_version}\\\"\";\n")
+string(APPEND header "static const std::vector<llama_ui_asset> ASSETS = {\n${table}};\n")
 file(CONFIGURE OUTPUT "${CMAKE_BINARY_DIR}/server/page.h" CONTENT "${header}" @ONLY)
 
 # Our libllama is installed as libllama.so, under the soname of the stock one, libllama.so.0: by that name the loader would find the

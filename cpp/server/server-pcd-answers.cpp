@@ -72,26 +72,42 @@ json server_pcd_props() {
     };
 }
 
+static const struct {
+    const char * name;
+    const char * about;
+    uint64_t server_pcd_counts::* of;
+} COUNTS[] = {
+    { "pcd_twins",       "Rows that a twin was evaluated for", &server_pcd_counts::n_twins },
+    { "pcd_skipped",     "Rows that needed no twin", &server_pcd_counts::n_skipped },
+    // more than one token was plausible, and no floor kept them plain
+    { "pcd_contrasted",  "Rows that are not the model's own", &server_pcd_counts::n_contrasted },
+    { "pcd_changed",     "Tokens that are not the model's own most probable one", &server_pcd_counts::n_changed }, // because of the contrast
+    { "pcd_constrained", "Rows left plain under a grammar", &server_pcd_counts::n_constrained },
+};
+
 void server_pcd_counts::add(const server_pcd_counts & other) {
-    n_twins       += other.n_twins;
-    n_skipped     += other.n_skipped;
-    n_contrasted  += other.n_contrasted;
-    n_changed     += other.n_changed;
-    n_constrained += other.n_constrained;
+    for (const auto & cur : COUNTS) {
+        this->*cur.of += other.*cur.of;
+    }
+}
+
+std::string server_pcd_counts::to_metrics() const {
+    std::string res;
+    for (const auto & cur : COUNTS) {
+        const std::string name = string_format("llamacpp:%s_total", cur.name);
+        res += "# HELP " + name + " PCD: " + cur.about + "\n# TYPE " + name + " counter\n" + name + " " + std::to_string(this->*cur.of) + "\n";
+    }
+    return res;
 }
 
 int32_t server_pcd_answer::n_next(int32_t n_prompt, int32_t n_read) const {
     if (const int32_t n = beginning.n_next(n_read); n > 0) {
         return n;
     }
-    if (documents && documents->look) {
-        return documents->look->n_past;
+    if (look()) {
+        return look()->n_past;
     }
-    return (request.on || documents) && n_read < n_prompt - 1 ? n_prompt - 1 : n_prompt;
-}
-
-server_pcd_look * server_pcd_answer::look(int32_t n_read) const {
-    return documents && documents->look && n_read >= documents->look->n_past ? documents->look.get() : nullptr;
+    return (request.on || request.documents) && n_read < n_prompt - 1 ? n_prompt - 1 : n_prompt;
 }
 
 void server_pcd_answer::count(llama_context * ctx, int32_t i, llama_token token) {
@@ -129,7 +145,7 @@ static std::string sentence(const server_pcd_answer & answer, uint64_t n_prompt,
     const bool is_short = n_prompt + (is_one ? 1 : n_tokens) <= (uint64_t) answer.request.params.min_context;
 
     const char * name = !answer.request.on ? "off" : counts.n_contrasted > 0 ? "changed" : is_short ? "short" : "sure";
-    std::string  res  = server_pcd.sentences.at(name);
+    std::string  res  = server_pcd.sentences.at(name).get<std::string>();
     string_replace_all(res, "{n_changed}",   std::to_string(counts.n_changed));
     string_replace_all(res, "{n_tokens}",    std::to_string(n_tokens));
     string_replace_all(res, "{min_context}", std::to_string(answer.request.params.min_context));
@@ -143,14 +159,12 @@ void server_pcd_answer::to_json(json & timings, uint64_t n_prompt, uint64_t n_to
     }
     timings["pcd_setting"]     = request.text;
     timings["pcd_answer"]      = sentence(*this, n_prompt, n_tokens);
-    timings["pcd_twins"]       = counts.n_twins;
-    timings["pcd_skipped"]     = counts.n_skipped;
-    timings["pcd_contrasted"]  = counts.n_contrasted;
-    timings["pcd_changed"]     = counts.n_changed;
-    timings["pcd_constrained"] = counts.n_constrained;
-    if (documents) {
-        timings["passages"]      = documents->passages;
-        timings["passages_note"] = documents->note;
+    for (const auto & cur : COUNTS) {
+        timings[cur.name] = counts.*cur.of;
+    }
+    if (request.documents) {
+        timings["passages"]      = request.documents->told.at("passages");
+        timings["passages_note"] = request.documents->told.at("note");
     }
 }
 
@@ -169,9 +183,14 @@ static double log_sum(const float * row, int32_t n) {
     return best + std::log(sum);
 }
 
-void server_pcd_probs::read(llama_context * ctx, int32_t i, const std::vector<llama_token> & ids, size_t n) {
+// null: not finite
+static json number(double x) {
+    return std::isfinite(x) ? json((float) x) : json(nullptr);
+}
+
+void server_pcd_probs::read(llama_context * ctx, int32_t i, const std::set<llama_token> & ids, size_t n) {
     const float * l     = llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_STANDARD);
-    const float * l_ovr = llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_LOCAL);
+    const float * l_ovr = llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_LOCAL); // null: no twin
     const float * l_con = llama_pcd_get_logits_ith(ctx, i, LLAMA_PCD_ROW_CONTRASTED);
     if (!l || !l_con) {
         return;
@@ -190,50 +209,36 @@ void server_pcd_probs::read(llama_context * ctx, int32_t i, const std::vector<ll
     const double sum_ovr = l_ovr ? log_sum(l_ovr, n_vocab) : NAN;
     const double sum_con = log_sum(l_con, n_vocab);
 
-    strength = llama_pcd_get_strength_ith(ctx, i);
-    candidates.clear();
-
-    const auto add = [&](llama_token id) {
-        candidates.push_back({ id, common_token_to_piece(vocab, id), (float) (l[id] - sum),
-            l_ovr ? (float) (l_ovr[id] - sum_ovr) : NAN, (float) (l_con[id] - sum_con) });
+    const auto row_of = [&](llama_token id) {
+        return json {
+            { "standard",   number(l[id] - sum) },
+            { "local",      l_ovr ? number(l_ovr[id] - sum_ovr) : json(nullptr) },
+            { "contrasted", number(l_con[id] - sum_con) }, // null: not among the plausible tokens
+        };
     };
+    json pushed_out = json::array();
     for (const auto id : ids) {
-        add(id);
+        rows[id] = row_of(id);
     }
     for (size_t k = 0; k < n; ++k) {
-        if (std::find(ids.begin(), ids.end(), best[k]) == ids.end()) {
-            add(best[k]);
-            ++n_pushed_out;
+        if (ids.count(best[k]) == 0) {
+            pushed_out.push_back(row_of(best[k]));
+            pushed_out.back()["id"]    = best[k];
+            pushed_out.back()["token"] = common_token_to_piece(vocab, best[k]);
         }
     }
+    about["strength"]   = number(llama_pcd_get_strength_ith(ctx, i)); // null: no contrast was needed
+    about["pushed_out"] = pushed_out;
 }
 
 void server_pcd_probs::to_json(json & entry, bool is_sampled) const {
-    const auto number = [](float x) { return std::isfinite(x) ? json(x) : json(nullptr); };
-
-    const auto rows = [&](const candidate & cur) {
-        return json {
-            { "standard",     number(cur.standard) },
-            { "local", number(cur.local) },
-            { "contrasted",   number(cur.contrasted) },
-        };
-    };
-    const llama_token id = entry.at("id").get<llama_token>();
-    const auto        it = std::find_if(candidates.begin(), candidates.end(), [&](const auto & cur) { return cur.id == id; });
-    if (it == candidates.end()) {
+    const auto found = rows.find(entry.at("id").get<llama_token>());
+    if (found == rows.end()) {
         return;
     }
-    entry["pcd"] = rows(*it);
-    if (!is_sampled) {
-        return;
+    entry["pcd"] = found->second;
+    if (is_sampled) {
+        entry["pcd"]["strength"]   = about.at("strength");
+        entry["pcd"]["pushed_out"] = about.at("pushed_out");
     }
-    json pushed_out = json::array();
-    for (auto cur = candidates.end() - n_pushed_out; cur != candidates.end(); ++cur) {
-        json row = rows(*cur);
-        row["id"]    = cur->id;
-        row["token"] = cur->text;
-        pushed_out.push_back(row);
-    }
-    entry["pcd"]["strength"]   = number(strength);
-    entry["pcd"]["pushed_out"] = pushed_out;
 }

@@ -6,18 +6,17 @@
 #include "llama-pcd-extras.h"
 #include "llama-pcd.h"
 #include "log.h"
+#include "server-queue.h"
+#include "server-schema.h"
 #include "subproc.h"
 
-#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <future>
 #include <mutex>
-#include <random>
 #include <stdexcept>
-#include <thread>
 
 using json = common_json;
 using reply_fn = std::function<json(const json & call)>;
@@ -33,13 +32,13 @@ static size_t n_workers = 0; // those that wait for a slot are not counted
 // workers
 //
 
-// each byte as a character, which JSON can hold
-static std::string latin1(const std::string & bytes) {
-    std::string res;
-    for (const unsigned char c : bytes) {
-        c < 0x80 ? res.append(1, (char) c) : res.append({ (char) (0xc0 | c >> 6), (char) (0x80 | (c & 0x3f)) });
+// a worker begins or ends, or begins or ends to wait for a slot
+static void count_workers(int n) {
+    {
+        std::lock_guard<std::mutex> lock(mutex_idle);
+        n_workers += n;
     }
-    return res;
+    one_is_idle.notify_all();
 }
 
 // what a worker calls for
@@ -49,18 +48,26 @@ static json reply_to(const json & call, const reply_fn & own) {
         const json & given = call.at("tokenize");
         return json(common_tokenize(vocab, given.at(0).get<std::string>(), given.at(1).get<bool>(), given.at(2).get<bool>()));
     }
-    if (!call.contains("pieces")) {
+    if (call.contains("pieces")) {
+        json res = json::array();
+        for (const auto & cur : call.at("pieces")) {
+            const llama_token token = cur.get<llama_token>();
+            const std::string piece = common_token_to_piece(vocab, token, false);
+            const bool is_defined = llama_vocab_get_attr(vocab, token) & LLAMA_TOKEN_ATTR_USER_DEFINED;
+            res.push_back(json::array({
+                std::vector<unsigned char>(piece.begin(), piece.end()), llama_vocab_get_text(vocab, token), is_defined,
+            }));
+        }
+        return res;
+    }
+    if (!call.contains("attention")) {
         return own(call);
     }
-    json res = json::array();
-    for (const auto & cur : call.at("pieces")) {
-        const llama_token token = cur.get<llama_token>();
-        const bool is_defined = llama_vocab_get_attr(vocab, token) & LLAMA_TOKEN_ATTR_USER_DEFINED;
-        res.push_back(std::vector<std::string> {
-            latin1(common_token_to_piece(vocab, token, false)), latin1(llama_vocab_get_text(vocab, token)), is_defined ? "defined" : "",
-        });
-    }
-    return res;
+    struct waiting {
+        waiting()  { count_workers(-1); }
+        ~waiting() { count_workers(1); }
+    } at_end;
+    return own(call);
 }
 
 namespace {
@@ -78,7 +85,7 @@ public:
             throw std::invalid_argument("documents and values of settings need a server that `pypcd serve` started");
         }
         const int options = subprocess_option_no_window | subprocess_option_inherit_environment;
-        if (!process.create({ python, "-m", "pypcd.server.worker" }, options, {}, std::getenv("PYPCD_ROOT"))) {
+        if (!process.create({ python, "-m", "pypcd.server.worker", std::to_string(SECONDS) }, options, {}, std::getenv("PYPCD_ROOT"))) {
             throw std::runtime_error(std::string("documents and settings cannot be read: ") + python + " did not start");
         }
     }
@@ -92,42 +99,20 @@ public:
 
     // the answer to a request. Throws std::invalid_argument if the client is to blame.
     json ask(const json & request, const reply_fn & own) {
-        bool is_done = false, is_late = false;
-        waits = false;
-        end   = now() + std::chrono::seconds(SECONDS);
-        std::thread watch([&]() {
-            std::unique_lock<std::mutex> lock(mutex);
-            while (!is_done && (waits || now() < end)) {
-                waits ? changed.wait(lock) : (void) changed.wait_until(lock, end);
-            }
-            if (!is_done) {
-                is_late = true;
-                process.terminate();
-            }
-        });
-        json res;
+        is_broken = true; // until its last word is here
         std::exception_ptr error; // of this process: the worker's sentence is of no use then
-        try {
-            res = talk(request, own, error);
-        } catch (...) {
-            error = std::current_exception();
-        }
-        {
-            std::lock_guard<std::mutex> lock(mutex);
-            is_done = true;
-        }
-        changed.notify_one();
-        watch.join();
-
-        is_broken = is_late || res.is_null();
+        const json res = talk(request, own, error);
+        is_broken = res.is_null();
         if (error) {
             std::rethrow_exception(error);
         }
-        if (is_late) {
-            throw std::invalid_argument(string_format("the documents took more than %d seconds to read; send them as texts", SECONDS));
-        }
-        if (res.is_null()) {
-            throw ended_error("documents and settings cannot be read: " + last_words());
+        if (is_broken) {
+            const std::string said = last_words();
+            if (string_starts_with(said, "Timeout (")) { // Python's faulthandler
+                throw std::invalid_argument(string_format("the documents took more than %d seconds to read; send them as texts", SECONDS));
+            }
+            throw ended_error("documents and settings cannot be read: " +
+                    (said.empty() ? "the program that reads them ended" : said.substr(said.rfind('\n') + 1)));
         }
         if (res.contains("fault")) {
             throw std::runtime_error("documents and settings cannot be read: " + res.at("fault").get<std::string>());
@@ -145,39 +130,6 @@ private:
     common_subproc process;
     bool is_broken = false;
 
-    std::mutex mutex; // of what follows
-    std::condition_variable changed;
-    bool waits = false; // for a slot
-    std::chrono::steady_clock::time_point end; // of its own time
-
-    static std::chrono::steady_clock::time_point now() { return std::chrono::steady_clock::now(); }
-
-    void set_waiting(bool on) {
-        {
-            std::lock_guard<std::mutex> lock(mutex);
-            waits = on;
-            end   = now() + std::chrono::seconds(SECONDS);
-        }
-        changed.notify_one();
-        {
-            std::lock_guard<std::mutex> lock(mutex_idle);
-            n_workers += on ? -1 : 1;
-        }
-        one_is_idle.notify_one();
-    }
-
-    json reply(const json & call, const reply_fn & own) {
-        if (!call.contains("attention")) {
-            return reply_to(call, own);
-        }
-        struct waiting {
-            worker & cur;
-            waiting(worker & cur) : cur(cur) { cur.set_waiting(true); }
-            ~waiting() { cur.set_waiting(false); }
-        } at_end { *this };
-        return own(call);
-    }
-
     // its last word on a request, null if it has ended; error: of a reply
     json talk(const json & request, const reply_fn & own, std::exception_ptr & error) {
         json message = request;
@@ -187,7 +139,7 @@ private:
                 return res;
             }
             try {
-                message = json { { "reply", reply(res, own) } };
+                message = json { { "reply", reply_to(res, own) } };
             } catch (...) {
                 error   = std::current_exception();
                 message = json { { "error", "" } };
@@ -216,8 +168,7 @@ private:
         for (size_t n; (n = fread(buffer, 1, sizeof(buffer), process.stderr_file())) > 0; ) {
             said.append(buffer, n);
         }
-        said = string_strip(said);
-        return said.empty() ? "the program that reads them ended" : said.substr(said.rfind('\n') + 1);
+        return string_strip(said);
     }
 };
 
@@ -258,13 +209,12 @@ json server_pcd_ask_worker(const json & request, const reply_fn & own) {
     return cur->ask(request, own);
 }
 
-static std::future<void> last; // of what a thread does; after the workers, so that the program does not end before
+static std::shared_future<void> last; // of what a thread does; after the workers, so that the program does not end before
 
 void server_pcd_later(std::function<void()> what) {
-    auto before = std::make_shared<std::future<void>>(std::move(last));
-    last = std::async(std::launch::async, [what = std::move(what), before]() {
-        if (before->valid()) {
-            before->wait();
+    last = std::async(std::launch::async, [what = std::move(what), before = last]() {
+        if (before.valid()) {
+            before.wait();
         }
         try {
             what();
@@ -277,14 +227,6 @@ void server_pcd_later(std::function<void()> what) {
 //
 // what clients send
 //
-
-json server_pcd_file(const json & part) {
-    return json { { "type", "file" }, { "file", part } };
-}
-
-json server_pcd_read_document(const json & body) {
-    return server_pcd_ask_worker(json { { "document", body } }, nullptr);
-}
 
 static json take(json & body, const char * name) {
     json res = body.contains(name) ? body.at(name) : json(nullptr);
@@ -306,20 +248,19 @@ static bool has_files(const json & messages) {
     return false;
 }
 
-// what server_pcd_chat() adds is ours: no client knows this
-static const std::string & signature() {
-    static const std::string res = []() {
-        std::random_device rd;
-        return string_format("%08x%08x%08x%08x", rd(), rd(), rd(), rd());
-    }();
-    return res;
-}
+static json model; // what tells it from others
 
-static json           model; // what tells it from others
-static server_pcd_run run_in_slot;
+// where a question is looked at
+static struct {
+    server_queue        * tasks;
+    server_response     * results;
+    const common_params * params;
+    bool has_mtmd;
+} slots;
 
-void server_pcd_documents_load(const llama_context * ctx, const common_params & params, const server_pcd_run & run) {
-    run_in_slot = run;
+void server_pcd_documents_load(
+        const llama_context * ctx, const common_params & params, server_queue & tasks, server_response & results, bool has_mtmd) {
+    slots = { &tasks, &results, &params, has_mtmd };
     model = {
         { "path",     std::filesystem::absolute(std::filesystem::u8path(params.model.path)).u8string() }, // a worker runs elsewhere
         { "metadata", json::object() },
@@ -335,10 +276,13 @@ void server_pcd_documents_load(const llama_context * ctx, const common_params & 
     }
 }
 
+// of the request that this thread reads
 static thread_local const std::function<bool()> * client_is_gone = nullptr;
+static thread_local server_pcd_documents_ptr      documents_of_request;
 
 void server_pcd_client(const std::function<bool()> & is_gone) {
     client_is_gone = &is_gone;
+    documents_of_request = nullptr;
 }
 
 bool server_pcd_look::read(llama_context * ctx, llama_seq_id id, const std::vector<llama_token> & prompt) {
@@ -352,19 +296,28 @@ bool server_pcd_look::read(llama_context * ctx, llama_seq_id id, const std::vect
 
 // reads the attention of a question, in a slot as the chat's own
 static json look(const json & given, const json & body) {
-    json params = { { "pcd", false }, { "n_predict", 0 }, { "pcd_documents", given } };
-    params["pcd_documents"]["signature"] = signature();
-    for (const char * name : { "id_slot", "lora" }) {
-        if (body.contains(name)) {
-            params[name] = body.at(name);
-        }
+    json params = { { "pcd", false }, { "n_predict", 0 } };
+    if (body.contains("lora")) {
+        params["lora"] = body.at("lora");
     }
-    server_pcd_documents_ptr documents;
-    std::string refusal = run_in_slot(given.at("tokens").get<std::vector<llama_token>>(), params, *client_is_gone, documents);
-    if (refusal.empty()) {
-        refusal = documents->look->refusal;
+    const auto look = std::make_shared<server_pcd_look>();
+    look->heads  = given.at("heads").get<std::vector<int32_t>>();
+    look->n_past = given.at("n_past").get<int32_t>();
+    documents_of_request = std::make_shared<server_pcd_documents>(server_pcd_documents { given, look });
+
+    server_response_reader reader(*slots.tasks, *slots.results, 1);
+    server_task task(SERVER_TASK_TYPE_COMPLETION);
+    task.id      = reader.get_new_id();
+    task.id_slot = json_value(body, "id_slot", -1);
+    task.tokens  = server_tokens(given.at("tokens").get<llama_tokens>(), slots.has_mtmd);
+    task.params  = server_schema::eval_llama_cmpl_schema(server_pcd.vocab, *slots.params, {}, params);
+    reader.post_task(std::move(task));
+    const auto res = reader.next(*client_is_gone);
+    if (!res) {
+        throw std::runtime_error("the client has gone");
     }
-    return refusal.empty() ? json { { "pays", documents->look->pays } } : json { { "refusal", refusal } };
+    const std::string refusal = res->is_error() ? json_value(res->to_json(), "message", std::string()) : look->refusal;
+    return refusal.empty() ? json { { "pays", look->pays } } : json { { "refusal", refusal } };
 }
 
 bool server_pcd_chat(json & body, const std::function<json(json &)> & parse, json & res) {
@@ -373,7 +326,6 @@ bool server_pcd_chat(json & body, const std::function<json(json &)> & parse, jso
     }
     const json documents = take(body, "documents");
     const json replay    = take(body, "replay");
-    take(body, "pcd_documents"); // ours alone
 
     const bool is_list = body.contains("messages") && body.at("messages").is_array(); // else the route itself refuses it
     const bool is_used = !documents.is_null() || !(replay.is_null() || replay.is_boolean());
@@ -405,8 +357,7 @@ bool server_pcd_chat(json & body, const std::function<json(json &)> & parse, jso
     } else {
         res["prompt"] = take(answer, "tokens");
     }
-    res["pcd_documents"] = answer;
-    res["pcd_documents"]["signature"] = signature();
+    documents_of_request = std::make_shared<server_pcd_documents>(server_pcd_documents { answer, nullptr });
     return true;
 }
 
@@ -417,28 +368,5 @@ server_pcd_documents_ptr server_pcd_documents_of(const json & params) {
                     + "': it belongs to chats, such as /v1/chat/completions; leave it out");
         }
     }
-    if (!params.contains("pcd_documents")) {
-        return nullptr;
-    }
-    const json & given = params.at("pcd_documents");
-    if (!given.is_object() || !given.contains("signature") || given.at("signature") != json(signature())) {
-        throw std::invalid_argument("Field 'pcd_documents': it is no field of requests; leave it out");
-    }
-    auto res = std::make_shared<server_pcd_documents>();
-    for (const auto & name : given.at("names")) {
-        res->names.push_back(name.get<std::string>());
-    }
-    res->n_kept    = given.at("n_kept").get<int32_t>();
-    res->is_kept   = given.at("is_kept").get<bool>();
-    res->path      = given.at("path").get<std::string>();
-    res->n_on_disk = given.at("n_on_disk").get<int32_t>();
-    res->n_spared  = given.at("n_spared").get<int32_t>();
-    if (given.contains("heads")) {
-        res->look = std::make_shared<server_pcd_look>();
-        res->look->heads  = given.at("heads").get<std::vector<int32_t>>();
-        res->look->n_past = given.at("n_past").get<int32_t>();
-    }
-    res->passages  = given.at("passages");
-    res->note      = given.at("note").get<std::string>();
-    return res;
+    return documents_of_request;
 }

@@ -3,12 +3,17 @@
 // A browser sends Origin with what a page asks of another site. And a page whose name was made to lead here (DNS rebinding) asks, as
 // the browser sees it, its own site: then Host has that name. Programs are not bound by either; keys are for them.
 
-#include "server-pcd-origin.h"
+#include "server-pcd.h"
+
+#include "common.h"
+
+#include <cpp-httplib/httplib.h>
 
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
-#include <sstream>
+
+using json = common_json;
 
 // name or address and port, as in Host
 static std::string without_port(const std::string & host) {
@@ -21,14 +26,12 @@ static std::string without_port(const std::string & host) {
 }
 
 static bool is_address(const std::string & host) {
-    const auto is_of = [&](const char * chars) { return host.find_first_not_of(chars) == std::string::npos; };
-    return (!host.empty() && host.front() == '[') || (is_of("0123456789.") && !host.empty());
+    return !host.empty() && (host.front() == '[' || host.find_first_not_of("0123456789.") == std::string::npos);
 }
 
 static bool is_local(const std::string & host) {
-    const std::string end = ".localhost"; // never leaves a machine (RFC 6761)
-    return host == "localhost" || host == "127.0.0.1" || host == "[::1]" || host == "::1" ||
-        (host.size() > end.size() && host.compare(host.size() - end.size(), end.size(), end) == 0);
+    // .localhost never leaves a machine (RFC 6761)
+    return host == "localhost" || host == "127.0.0.1" || host == "[::1]" || host == "::1" || string_ends_with(host, ".localhost");
 }
 
 static std::string lower(std::string text) {
@@ -38,12 +41,8 @@ static std::string lower(std::string text) {
 
 // of a list with commas
 static std::vector<std::string> items_of(const std::string & text) {
-    std::vector<std::string> res;
-    std::istringstream list(lower(text));
-    for (std::string item; std::getline(list, item, ','); ) {
-        item.erase(std::remove_if(item.begin(), item.end(), [](unsigned char c) { return std::isspace(c); }), item.end());
-        res.push_back(item);
-    }
+    auto res = string_split<std::string>(lower(text), ',');
+    std::transform(res.begin(), res.end(), res.begin(), string_strip);
     return res;
 }
 
@@ -52,36 +51,49 @@ static std::string host_of(const std::string & origin) {
     return start == std::string::npos ? "" : without_port(origin.substr(start + 3));
 }
 
-std::string server_pcd_refusal_of_origin(const server_pcd_asked & asked) {
-    if (asked.has_keys || asked.origins == "*") {
+// empty: it may
+static std::string refusal_of(const common_params & params, const httplib::Request & req) {
+    if (!params.api_keys.empty() || params.cors_origins == "*") {
         return "";
     }
-    const std::string host   = lower(without_port(asked.host));
-    const std::string origin = lower(asked.origin);
+    const std::string asked  = lower(req.get_header_value("Host"));
+    const std::string host   = without_port(asked);
+    const std::string origin = lower(req.get_header_value("Origin")); // empty: not a browser's, a page of ours, or a picture of any page
 
-    const std::vector<std::string> allowed = items_of(asked.origins);
+    const std::vector<std::string> allowed = items_of(params.cors_origins);
 
     const char * given = std::getenv("PYPCD_HOST"); // behind a router the server listens elsewhere, and gets what the router was asked
-    const std::vector<std::string> listens = given ? items_of(given) : asked.listens;
+    const std::vector<std::string> listens = given ? items_of(given) : params.hostnames;
 
     const bool is_own = std::any_of(listens.begin(), listens.end(), [&](const std::string & cur) { return lower(cur) == host; });
 
-    const auto is_listed = [&](auto && of, const std::string & text) {
-        return std::any_of(allowed.begin(), allowed.end(), [&](const std::string & cur) { return of(cur) == text; });
-    };
-    if (!host.empty() && !is_address(host) && !is_local(host) && !is_own && !is_listed(host_of, host)) {
+    const bool is_proxy = std::any_of(allowed.begin(), allowed.end(), [&](const std::string & cur) { return host_of(cur) == host; });
+    if (!host.empty() && !is_address(host) && !is_local(host) && !is_own && !is_proxy) {
         return "Host is '" + host + "'; allowed: this machine's addresses, localhost; `-- --cors-origins http://" + host +
             "` allows it, as does `--api-key`";
     }
-    const auto itself = [](const std::string & text) { return text; };
-    const std::string same = lower(asked.host);
-    const bool is_same = origin == "http://" + same || origin == "https://" + same;
-    if (!origin.empty() && !is_local(host_of(origin)) && !is_same && !is_listed(itself, origin)) {
+    const bool is_same = origin == "http://" + asked || origin == "https://" + asked;
+    const bool is_listed = std::find(allowed.begin(), allowed.end(), origin) != allowed.end();
+    if (!origin.empty() && !is_local(host_of(origin)) && !is_same && !is_listed) {
         return "Origin is '" + origin + "'; allowed: pages of this machine; `-- --cors-origins " + origin +
             "` allows it, as does `--api-key`";
     }
-    if (origin.empty() && asked.site == "cross-site" && asked.mode != "navigate") { // a link to the page may be followed
+    const bool is_elsewhere = req.get_header_value("Sec-Fetch-Site") == "cross-site"; // as the browser says
+    if (origin.empty() && is_elsewhere && req.get_header_value("Sec-Fetch-Mode") != "navigate") { // a link to the page may be followed
         return "Sec-Fetch-Site is 'cross-site'; allowed: pages of this machine; `-- --cors-origins '*'` allows it, as does `--api-key`";
     }
     return "";
+}
+
+bool server_pcd_admits(const common_params & params, const httplib::Request & req, httplib::Response & res) {
+    res.set_header("Content-Security-Policy", "frame-ancestors 'none'");
+    res.set_header("X-Content-Type-Options", "nosniff");
+    const std::string refusal = refusal_of(params, req);
+    if (refusal.empty()) {
+        return true;
+    }
+    res.status = 403;
+    const json error = { { "code", 403 }, { "message", refusal }, { "type", "permission_error" } };
+    res.set_content(json { { "error", error } }.dump_safe(), "application/json; charset=utf-8");
+    return false;
 }

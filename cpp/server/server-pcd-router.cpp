@@ -53,19 +53,15 @@ void server_pcd_list(json & models, json entry, const json & told) {
     }
 }
 
-std::string server_pcd_front_of(const std::string & name) {
-    return name.substr(0, name.find_last_of(':'));
-}
-
-std::string server_pcd_not_found(const std::string & name, const json & told, bool has_front) {
-    if (!has_front) {
+std::string server_pcd_not_found(const std::string & name, const json * told) {
+    if (!told) {
         return "model '" + name + "' not found";
     }
-    auto suffixes = server_pcd_suffixes(told);
+    auto suffixes = server_pcd_suffixes(*told);
     if (suffixes.empty()) {
         suffixes = { "pcd", "pcd-off" };
     }
-    return "Field 'model': " + server_pcd_wrong_name(name, server_pcd_front_of(name), suffixes);
+    return "Field 'model': " + server_pcd_wrong_name(name, name.substr(0, name.rfind(':')), suffixes);
 }
 
 std::string server_pcd_ended(const std::string & why, bool in_stream) {
@@ -78,10 +74,6 @@ std::string server_pcd_ended(const std::string & why, bool in_stream) {
         } },
     };
     return in_stream ? "\n\nevent: error\ndata: " + error.dump_safe() + "\n\n" : error.dump_safe();
-}
-
-std::string server_pcd_not_loaded(const std::string & name) {
-    return "model '" + name + "' did not load; the log of `pypcd serve --verbose` says why";
 }
 
 #ifndef _WIN32

@@ -3,6 +3,7 @@
 #include "common.h"
 
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <stdexcept>
 
@@ -46,9 +47,7 @@ void server_pcd_settings::read(const json & all, const llama_context * ctx, cons
             }
         }
     }
-    for (const auto & [key, text] : all.at("sentences").items()) {
-        sentences[key] = text.get<std::string>();
-    }
+    sentences   = all.at("sentences");
     recommended = all.at("recommended").get<std::string>();
     by_default = given.at("default").get<bool>();
     required   = given.at("required").get<bool>();
@@ -95,7 +94,7 @@ server_pcd_request server_pcd_settings::of(const json & given, const server_pcd_
             return it->second;
         }
     }
-    const auto res = request_from(server_pcd_ask_worker({ { "setting", given }, { "base", base.text }, { "fixed", fixed } }, nullptr));
+    const auto res = request_from(server_pcd_ask_worker({ { "setting", given }, { "base", base.text }, { "fixed", fixed } }));
 
     std::lock_guard<std::mutex> lock(mutex);
     if (known.size() >= N_KNOWN) {

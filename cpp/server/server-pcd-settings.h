@@ -7,7 +7,6 @@
 #include "server-pcd.h"
 #include "twins/settings.h"
 
-#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -25,7 +24,7 @@ struct server_pcd_settings {
     std::vector<std::pair<std::string, server_pcd_request>> presets;
     std::string recommended;                 // the one that "on" and true mean
     std::set<std::string> names;             // the model's
-    std::map<std::string, std::string> sentences; // what PCD did, from Python (pypcd/engine/_results.py), with names in braces
+    common_json sentences;                   // what PCD did, from Python (pypcd/engine/_results.py), with names in braces
 
     // since the context was made
     const llama_vocab * vocab = nullptr;

@@ -3,22 +3,22 @@
 #include "server-pcd-settings.h"
 
 #include "common.h"
+#include "ggml-backend.h"
 #include "log.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
 
 using json = common_json;
 
-// AMX is decided before a model is loaded, by `pypcd serve`
-static const bool amx_is_on = [] {
-    const char * given = std::getenv("PYPCD_AMX");
-    const bool   is_on = given && std::string(given) == "1";
-    llama_pcd_set_amx(is_on);
-    return is_on;
+// before main(), for `pypcd serve`: AMX is decided before a model is loaded, and --rpc asks for a backend that is there
+static const bool is_prepared = [] {
+    const char * amx = std::getenv("PYPCD_AMX");
+    const char * rpc = std::getenv("PYPCD_RPC"); // where it is a module of pypcd's (cmake/rpc.cmake)
+    llama_pcd_set_amx(amx && std::string(amx) == "1");
+    return !rpc || ggml_backend_load(rpc);
 }();
 
 //
@@ -33,8 +33,7 @@ void server_pcd_loading(const std::string & stage, float progress) {
 }
 
 // an error of libllama's, for a client: without the names of C functions, and with the server's own names of options
-static std::string reason(const char * err) {
-    std::string res = err;
+static std::string reason(std::string res) {
     if (res.rfind("sequence ", 0) == 0 && res.find(": ") != std::string::npos) {
         res = res.substr(res.find(": ") + 2);
     }
@@ -47,27 +46,36 @@ static std::string reason(const char * err) {
     return res;
 }
 
-// puts PCD in force in a new context, where it is off for every sequence until its request asks for it
-static bool try_context(llama_context * ctx, std::string & err) {
-    char text[512] = "";
-    for (const auto & cur : server_pcd.contexts) {
-        if (llama_pcd_set(ctx, &cur, text, sizeof(text)) == LLAMA_PCD_OK) {
-            server_pcd.context = cur;
-            server_pcd.is_on   = true;
-            return true;
+// Puts PCD in force in a new context, where it is off for every sequence until its request asks for it. Empty, or why it cannot run.
+static std::string try_context(llama_context * ctx) {
+    char err[512] = "";
+    const auto try_setting = [&](llama_pcd_params params) {
+        const bool ok = llama_pcd_set_seq(ctx, 0, &params, err, sizeof(err)) == LLAMA_PCD_OK;
+        llama_pcd_unset_seq(ctx, 0);
+        return ok;
+    };
+    const auto set = [&](const llama_pcd_params & cur) { return llama_pcd_set(ctx, &cur, err, sizeof(err)) == LLAMA_PCD_OK; };
+    const auto found = std::find_if(server_pcd.contexts.begin(), server_pcd.contexts.end(), set);
+    if (found == server_pcd.contexts.end()) {
+        return err;
+    }
+    server_pcd.context = *found;
+    server_pcd.is_on   = server_pcd.by_default;
+    for (const auto & [name, preset] : server_pcd.presets) {
+        llama_pcd_params params = preset.params;
+        if (params.cache == LLAMA_PCD_CACHE_REROTATED) {
+            params.window = 1; // nothing is allocated for the trial
+        }
+        if (try_setting(params)) {
+            server_pcd.runs.push_back(name);
         }
     }
-    err = "PCD cannot run here: " + reason(text);
-    return false;
-}
-
-// after a refusal: whether the server starts all the same
-static bool goes_on_without() {
-    LOG_ERR("%s: %s\n", __func__, server_pcd.refusal.c_str());
-
-    const bool res = !server_pcd.by_default || !server_pcd.required;
-    server_pcd.by_default = false;
-    return res;
+    if (server_pcd.by_default) {
+        return try_setting(server_pcd.setting.params) ? "" : err; // its second keys stay
+    }
+    llama_pcd_set(ctx, nullptr, nullptr, 0); // plain requests cost what they cost in llama.cpp, until the first one with PCD
+    llama_pcd_trim(ctx);
+    return "";
 }
 
 bool server_pcd_load(llama_context * ctx, const common_params & params) {
@@ -83,40 +91,20 @@ bool server_pcd_load(llama_context * ctx, const common_params & params) {
         LOG_ERR("%s: LLAMA_ARG_PCD cannot be read: %s; `pypcd serve` writes it\n", __func__, e.what());
         return false;
     }
-    if (params.speculative.need_n_rs_seq() > 0) {
-        server_pcd.refusal = "PCD cannot run here: this server speculates with the model's hidden states (EAGLE-3, MTP, DFlash, DSpark)";
-    }
     // --backend-sampling gives every sequence a sampler, beside which PCD is refused; a slot gets its own with each request
     for (llama_seq_id id = 0; id < (llama_seq_id) llama_n_seq_max(ctx); ++id) {
         llama_set_sampler(ctx, id, nullptr);
     }
-    if (!server_pcd.refusal.empty() || !try_context(ctx, server_pcd.refusal)) {
-        return goes_on_without();
-    }
-    char err[512] = "";
-    for (const auto & [name, preset] : server_pcd.presets) {
-        llama_pcd_params params = preset.params;
-        if (params.cache == LLAMA_PCD_CACHE_REROTATED) {
-            params.window = 1; // nothing is allocated for the trial
-        }
-        if (llama_pcd_set_seq(ctx, 0, &params, err, sizeof(err)) == LLAMA_PCD_OK) {
-            server_pcd.runs.push_back(name);
-        }
-        llama_pcd_unset_seq(ctx, 0);
-    }
-    if (!server_pcd.by_default) { // plain requests cost what they cost in llama.cpp, until the first one with PCD
-        llama_pcd_set(ctx, nullptr, nullptr, 0);
-        llama_pcd_trim(ctx);
-        server_pcd.is_on = false;
+    const std::string err = params.speculative.need_n_rs_seq() > 0 ?
+        "this server speculates with the model's hidden states (EAGLE-3, MTP, DFlash, DSpark)" : reason(try_context(ctx));
+    if (err.empty()) {
         return true;
     }
-    const bool ok = llama_pcd_set_seq(ctx, 0, &server_pcd.setting.params, err, sizeof(err)) == LLAMA_PCD_OK; // its second keys stay
-    llama_pcd_unset_seq(ctx, 0);
-    if (!ok) {
-        server_pcd.refusal = "PCD cannot run here: " + reason(err);
-        return goes_on_without();
-    }
-    return true;
+    server_pcd.refusal = "PCD cannot run here: " + err;
+    LOG_ERR("%s: %s\n", __func__, server_pcd.refusal.c_str());
+    const bool goes_on = !server_pcd.by_default || !server_pcd.required;
+    server_pcd.by_default = false;
+    return goes_on;
 }
 
 bool server_pcd_begin(
@@ -127,22 +115,13 @@ bool server_pcd_begin(
         return true;
     }
     char text[512] = "";
-    if (!server_pcd.is_on) { // the first one; what other threads read stays as it is
-        if (llama_pcd_set(ctx, &server_pcd.context, text, sizeof(text)) != LLAMA_PCD_OK) {
-            err = "Field 'pcd': PCD cannot run here: " + reason(text);
-            return false;
-        }
-        server_pcd.is_on = true;
+    // the first one sets the context; what other threads read stays as it is
+    server_pcd.is_on = server_pcd.is_on || llama_pcd_set(ctx, &server_pcd.context, text, sizeof(text)) == LLAMA_PCD_OK;
+    if (server_pcd.is_on && llama_pcd_set_seq(ctx, id, &request.params, text, sizeof(text)) == LLAMA_PCD_OK) {
+        return true;
     }
-    if (llama_pcd_set_seq(ctx, id, &request.params, text, sizeof(text)) != LLAMA_PCD_OK) {
-        err = "Field 'pcd': " + reason(text);
-        return false;
-    }
-    return true;
-}
-
-void server_pcd_end(llama_context * ctx, llama_seq_id id) {
-    llama_pcd_unset_seq(ctx, id);
+    err = std::string("Field 'pcd': ") + (server_pcd.is_on ? "" : "PCD cannot run here: ") + reason(text);
+    return false;
 }
 
 void server_pcd_prompt(
@@ -191,11 +170,15 @@ static std::string suffix_of(const json & body) {
     return suffix;
 }
 
+static bool suffix_asks(const std::string & suffix) {
+    return !suffix.empty() && suffix != "pcd-off";
+}
+
 static server_pcd_request request_of(const json & body, bool constrained, const char *& field) {
     field = "model";
     const std::string suffix = suffix_of(body);
 
-    const bool is_preset = !suffix.empty() && suffix != "pcd-off";
+    const bool is_preset = suffix_asks(suffix);
     const auto & base = is_preset ? *server_pcd.preset(suffix == "pcd" ? server_pcd.recommended : suffix.substr(4)) : server_pcd.setting;
 
     field = "pcd";
@@ -207,16 +190,7 @@ static server_pcd_request request_of(const json & body, bool constrained, const 
     }
     server_pcd_request res;
     res.constrained = suffix.empty() && server_pcd.by_default;
-    static std::atomic_flag said = ATOMIC_FLAG_INIT;
-    if (res.constrained && !said.test_and_set()) {
-        LOG_WRN("%s: PCD is off in answers under a grammar, a JSON schema or forced tools, where a contrast spoils values; "
-                "\"pcd\" in the request turns it on\n", __func__);
-    }
     return res;
-}
-
-static bool suffix_asks(const std::string & suffix) {
-    return !suffix.empty() && suffix != "pcd-off";
 }
 
 static bool asks(const json & body) {
@@ -276,7 +250,8 @@ static void check_nesting(const std::string & body) {
     }
 }
 
-void server_pcd_check_route(const std::string & path, const std::string & body) {
+void server_pcd_request_comes(const std::string & path, const std::string & body, const std::function<bool()> & is_gone) {
+    server_pcd_client(is_gone);
     const size_t first = body.find_first_not_of(" \t\r\n");
     if (first != std::string::npos && (body[first] == '{' || body[first] == '[')) {
         check_nesting(body);
@@ -298,19 +273,23 @@ void server_pcd_check_route(const std::string & path, const std::string & body) 
 }
 
 server_pcd_request server_pcd_of(const json & body, bool constrained) {
+    server_pcd_request res;
+    const auto documents = server_pcd_documents_of(body);
     const char * field = "pcd";
     try {
-        if (!server_pcd.is_given || !server_pcd.refusal.empty()) {
+        if (server_pcd.is_given && server_pcd.refusal.empty()) {
+            res = request_of(body, constrained, field);
+        } else {
             const bool has_field = body.contains("pcd") && !body.at("pcd").is_null(); // it comes before the model's name
             field = has_field ? "pcd" : "model";
             if (has_field ? asks(body) : suffix_asks(suffix_of(body))) {
                 throw std::invalid_argument(server_pcd.is_given ? server_pcd.refusal :
                         "this server was started without settings for PCD; `pypcd serve` has them");
             }
-            return {};
         }
-        return request_of(body, constrained, field);
     } catch (const std::invalid_argument & e) {
         throw std::invalid_argument(std::string("Field '") + field + "': " + e.what());
     }
+    res.documents = documents;
+    return res;
 }

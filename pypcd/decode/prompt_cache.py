@@ -268,9 +268,7 @@ def cache_id(llm: Llama | str) -> str:
     """What tells the weights, and the settings that keys and values depend on, from others: 16 and 8 hexadecimal digits."""
     if isinstance(llm, str):
         return llm
-    text = [engine.cache_settings(llm)]
-    if any(name.endswith("rope.scaling.original_context_length") for name in llm.metadata):
-        text.append(f"n_ctx={llm.n_ctx()}")  # LongRoPE has other factors beyond that length
+    text = [engine.cache_settings(llm.context_params, llm.metadata, engine.slides(llm), llm.n_ctx())]
     if llm.lora_path:
         status = os.stat(llm.lora_path)
         text.append(f"lora={llm.lora_scale} {status.st_size} {status.st_mtime_ns}")

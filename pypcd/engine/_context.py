@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import llama_cpp
@@ -167,20 +167,27 @@ def load_sequence(llm: llama_cpp.Llama, path: str) -> None:
         raise PCDError(f"{path} could not be restored: {_log.reason()}")
 
 
-def cache_settings(llm: llama_cpp.Llama) -> str:
-    """The context's settings that keys and values depend on, as far as they are not llama.cpp's own: what cpp/server/server-pcd-disk.cpp
-    writes of a server's."""
-    usual, given = llama_cpp.llama_context_default_params(), llm.context_params
-    is_scaled = any(".rope.scaling." in name for name in llm.metadata)
+def cache_settings(given: Any, metadata: Iterable[str], is_sliding: bool, n_ctx: int) -> str:
+    """A context's settings that keys and values depend on, as far as they are not llama.cpp's own.
+
+    Args:
+        given: its llama_context_params, or what llama-server tells of them.
+        metadata: names of the model's.
+        is_sliding: slides().
+    """
+    usual = llama_cpp.llama_context_default_params()
+    scaling = [name for name in metadata if ".rope.scaling." in name]
     words = []
     for name in _OF_THE_CACHE:
-        if not hasattr(usual, name) or (name == "swa_full" and not slides(llm)):
+        if not hasattr(usual, name) or (name == "swa_full" and not is_sliding):
             continue
         value, other = getattr(given, name), getattr(usual, name)
-        if name in _YARN and not is_scaled:
+        if name in _YARN and not scaling:
             value, other = value if value >= 0 else _YARN[name], _YARN[name]
         if value != other:
             words.append(f"{name}={value:g}")
+    if any(name.endswith("original_context_length") for name in scaling):
+        words.append(f"n_ctx={n_ctx}")  # LongRoPE has other factors beyond that length
     return " ".join(words)
 
 

@@ -3,7 +3,8 @@ and reads the settings of requests.
 
 llama-server (cpp/server/server-pcd-documents.cpp) has up to two of these processes. Each line on one's standard input is a request, and
 the lines on its standard output are calls, which llama-server answers, since it has the model, and last {"answer": …}, {"error": …},
-which is for the client, or {"fault": …}, which is a mistake of this program:
+which is for the client, or {"fault": …}, which is a mistake of this program. It ends if a request takes more seconds than its
+argument says, without those in which llama-server looks at the documents:
 
     a chat        {"messages": […], "documents": […], "replay": true, "model": {…}, "n_ctx": 4096, "bos": 1, "disk": {…}}
     a file        {"document": {"filename": …, "file_data": …}}
@@ -17,11 +18,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import faulthandler
 import json
 import logging
 import os
 import pathlib
 import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -63,9 +66,8 @@ class Model(Elsewhere):
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         tokens: list[int] = self.call("tokenize", [text.decode(), add_bos, special])
         new = sorted(set(tokens) - self._pieces.keys())
-        for token, texts in zip(new, self.call("pieces", new) if new else ()):
-            data, letters, defined = (text.encode("latin-1") for text in texts)
-            self._pieces[token] = data, letters.decode("utf-8", "replace"), bool(defined)
+        for token, (numbers, letters, defined) in zip(new, self.call("pieces", new) if new else ()):
+            self._pieces[token] = bytes(numbers), letters, defined
         return tokens
 
     def token_bos(self) -> int:
@@ -158,6 +160,11 @@ def _with_texts(
     return messages
 
 
+def _id(disk: Mapping[str, Any]) -> str:
+    given = types.SimpleNamespace(**disk["settings"])
+    return id_of(disk["weights"], engine.cache_settings(given, disk["scaling"], disk["slides"], disk["n_ctx"]))
+
+
 _whole: set[tuple[str, int, int]] = set()  # files that were read to their end: path, inode, size
 
 
@@ -167,13 +174,15 @@ def _beginning(tokens: Sequence[int], disk: Mapping[str, Any] | None) -> dict[st
     if not disk or not cache.limit or len(tokens) < MIN_TOKENS:
         return told
     told["is_kept"] = False
-    for entry in cache.find(id_of(disk["weights"], disk["settings"]), tokens):
+    for entry in cache.find(_id(disk), tokens):
         try:
             key = str(entry.path), entry.path.stat().st_ino, entry.n_bytes
         except OSError:  # another process removed it
             continue
         if key in _whole or cache.reads(entry, tokens[: entry.n_tokens], head=disk["head"]):
             _whole.add(key)
+            with contextlib.suppress(OSError):
+                os.utime(entry.path)  # it is used
             is_kept = entry.n_tokens == len(tokens)
             return {**told, "is_kept": is_kept, "path": key[0], "n_on_disk": entry.n_tokens, "n_spared": MIN_TOKENS}
     return told
@@ -184,8 +193,8 @@ _NO_BEGINNING = {"n_kept": 0, "is_kept": True, "path": "", "n_on_disk": 0, "n_sp
 
 def _keep(request: Mapping[str, Any], model: Model) -> dict[str, Any]:
     disk = request["disk"]
-    name = id_of(disk["weights"], disk["settings"])
-    PromptCache().keep(name, request["keep"], request["about"], lambda path: int(model.call("save", path)))
+    about = {"model": disk["model"], **request["about"]}
+    PromptCache().keep(_id(disk), request["keep"], about, lambda path: int(model.call("save", path)))
     return {}
 
 
@@ -221,7 +230,8 @@ def _limit_memory() -> None:
 
 
 def main() -> None:
-    lines, out = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    lines, out, errors = sys.stdin.buffer, os.fdopen(os.dup(1), "wb"), os.dup(2)
+    seconds = float(sys.argv[1])
     for stream in (1, 2):  # what libraries write is no answer, and nobody reads it
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     bm25.load()  # before memory is limited: it loads what it finds
@@ -231,9 +241,16 @@ def main() -> None:
         out.write(json.dumps(message).encode() + b"\n")
         out.flush()
 
+    def begin() -> None:
+        faulthandler.dump_traceback_later(seconds, file=errors, exit=True)  # its thread needs no lock of Python's
+
     def call(name: str, given: Any) -> Any:
+        if name == "attention":  # which waits for a slot
+            faulthandler.cancel_dump_traceback_later()
         write({name: given})
         reply = json.loads(lines.readline())
+        if name == "attention":
+            begin()
         if "error" in reply:
             raise PCDError(reply["error"])
         return reply["reply"]
@@ -242,6 +259,7 @@ def main() -> None:
     engine.logger.addHandler(log)
     for line in lines:
         log.lines.clear()
+        begin()
         try:
             request = json.loads(line)
             model.bos = request.get("bos", -1)
@@ -253,6 +271,7 @@ def main() -> None:
             write({"error": f"the documents take more than {MEMORY >> 30} GiB of memory; send less, or their texts"})
         except Exception as error:  # noqa: BLE001  # the next request may go well
             write({"fault": f"{type(error).__name__}: {error}"})
+        faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import io
 import os
 import random
 import signal
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -379,6 +380,20 @@ def test_one_that_ended_is_replaced_and_there_are_two_at_most() -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in left), "they end with the server"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="a shell script")
+def test_what_takes_too_long_is_a_sentence(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} -m pypcd.server.worker 0.0001\n", encoding="utf-8")
+    python.chmod(0o755)
+    server = Server("demo", port=0, parallel=1, options=SMALL)
+    server.environment["PYPCD_PYTHON"] = str(python)
+    with server.running():
+        assert server.wait_until_ready()
+        said = rejected(server, documents=[{"name": "a", "text": "b"}], messages=[{"role": "user", "content": "c"}])
+        assert said.startswith("the documents took more than 60 seconds"), said
+        assert complete(server, "a", n_predict=1)["tokens"]
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is limited on Linux")
 def test_a_file_that_unpacks_to_gigabytes_is_a_sentence(wide: Server) -> None:
     docx = pytest.importorskip("docx")
@@ -462,7 +477,7 @@ def test_documents_belong_to_chats(wide: Server) -> None:
         assert "it belongs to chats" in rejected(wide, "/completion", prompt="a", **field)
     assert complete(wide, "a", documents=None, n_predict=1)["tokens"]
     forged = {"names": [], "n_kept": 1, "passages": [], "note": ""}
-    assert "Field 'pcd_documents'" in rejected(wide, "/completion", prompt="a", pcd_documents=forged)
+    assert "passages" not in complete(wide, "a", n_predict=1, pcd_documents=forged)["timings"]
     assert "passages" not in chat(wide, [{"role": "user", "content": "a"}], pcd_documents=forged)["timings"]
     part = {"type": "document", "source": {"type": "url", "url": "http://127.0.0.1/a"}}
     said = rejected(wide, "/v1/messages", messages=[{"role": "user", "content": [part]}])
