@@ -14,7 +14,7 @@ import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from pypcd.decode import PCD, Control, parse, setting_of
+from pypcd.decode import Control, parse, setting_of
 from pypcd.errors import InputError
 from pypcd.evaluation.executors import Jobs
 from pypcd.evaluation.plan import BASELINE, Directory, Key, Plan
@@ -24,7 +24,7 @@ from pypcd.evaluation.tasks import GROUPS
 from pypcd.evaluation.tasks.everyday import SHORT
 from pypcd.evaluation.tasks.sample import Tokenizer
 from pypcd.gguf import read_gguf, resolve_model
-from pypcd.settings.config import PRESETS
+from pypcd.settings.config import PRESETS, write_values
 
 __all__ = [
     "FAR",
@@ -113,10 +113,14 @@ def survey_methods() -> tuple[str, ...]:
     """Greedy, the presets, the window with a cut unless it is a preset, the controls of the paper's contrast, of that window's and
     of unsure's, replay and recite. The first version of the method ("blog") changes nothing, so it is left out."""
     presets = [f"pcd:{name}" for name in PRESETS if name != "blog"]
-    known = {PCD(setting_of(name)).name for name in presets}  # type: ignore[arg-type]  # a preset is never off
-    cut = [] if PCD(setting_of(_CUT)).name in known else [_CUT]  # type: ignore[arg-type]
-    controls = (Control(pcd=setting_of(name)).name for name in _CONTROLLED)  # type: ignore[arg-type]
-    return (BASELINE, *presets, *cut, *controls, "replay", "recite")
+    cut = [] if setting_of(_CUT) in map(setting_of, presets) else [_CUT]
+    return (BASELINE, *presets, *cut, *map(control_of, _CONTROLLED), "replay", "recite")
+
+
+def control_of(name: str) -> str:
+    """The control of a method that is a PCD setting."""
+    control = Control(pcd=setting_of(name))  # type: ignore[arg-type]  # none of ours is off
+    return ":".join(["control", *filter(None, [write_values(control.pcd.differences())])])
 
 
 def names_of(models: Sequence[str]) -> dict[str, str]:

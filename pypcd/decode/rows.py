@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pypcd import engine
 from pypcd.decode.session import Logits, Rows2D, Session
 from pypcd.prompt import Prompt, prompt_tokens
-from pypcd.settings.config import PCDConfig, write_values
+from pypcd.settings.config import PCDConfig
 from pypcd.settings.fields import names
 from pypcd.settings.formula import contrast, entropy, log_softmax, put_behind
 from pypcd.settings.ranges import Integer, check
@@ -116,11 +116,6 @@ class PCD(RowSource):
 
     pcd: PCDConfig = dataclasses.field(default_factory=PCDConfig)
 
-    @property
-    def name(self) -> str:
-        """The method's name, the same for equal settings: "pcd:beta=1.5:window=64", "pcd" for the default."""
-        return "pcd" if self.pcd == PCDConfig() else f"pcd:{self.pcd.describe()}"
-
     def refusal(self, llm: Llama) -> str | None:
         return engine.pcd_refusal(llm, self.pcd)
 
@@ -158,12 +153,6 @@ class Control(RowSource):
         check(self, n_steps=Integer(1))
         used = {name: value for name, value in self.pcd.differences().items() if name in OF_CONTROL}
         object.__setattr__(self, "pcd", PCDConfig(**used))
-
-    @property
-    def name(self) -> str:
-        """The method's name, the same for equal controls: "control:beta=1.5", "control" for the default."""
-        values = {**self.pcd.differences(), **({} if self.n_steps == Control.n_steps else {"n_steps": self.n_steps})}
-        return f"control:{write_values(values)}" if values else "control"
 
     def refusal(self, llm: Llama) -> str | None:
         return None if self.pool else "the control needs other prompts of the same kind, but has none"

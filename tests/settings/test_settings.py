@@ -38,8 +38,8 @@ def test_what_describe_prints_is_the_setting_when_it_is_pasted(c: PCDConfig, oth
 
 @given(anything)
 def test_a_methods_name_is_the_setting_too(c: PCDConfig) -> None:
-    assert parse(PCD(c).name).rows == PCD(c) and setting_of(PCD(c).name) == c
-    assert setting_of(f"pcd:{c.describe()}") == c
+    name = f"pcd:{c.describe()}"
+    assert parse(name).rows == PCD(c) and setting_of(name) == c
 
 
 @pytest.mark.parametrize(
