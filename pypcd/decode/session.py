@@ -83,10 +83,6 @@ class Session:
         self._undo: list[Callable[[], object]] = []
         self._n_past: dict[int, int] = {}
 
-    @property
-    def n_vocab(self) -> int:
-        return self.llm.n_vocab()
-
     def start(
         self,
         tokens: Sequence[int],
@@ -231,17 +227,12 @@ class Session:
             float32[n_vocab]: the row after its last token.
         """
         self.drop([seq])
-        self._n_past[seq] = 0
-        self._extend(seq, tokens[:-1])
+        self._n_past[seq] = len(tokens) - 1
+        unseen = [(token, i, seq, False) for i, token in enumerate(tokens[:-1])]
+        for i in range(0, len(unseen), self.llm.n_batch):
+            self.decode(unseen[i : i + self.llm.n_batch])
         self.n_evaluated += len(tokens)
         return self.step({seq: tokens[-1]})[0]
-
-    def _extend(self, seq: int, tokens: Sequence[int]) -> None:
-        """Evaluate more tokens of a sequence, without their logits."""
-        for i in range(0, len(tokens), self.llm.n_batch):
-            part, n_past = tokens[i : i + self.llm.n_batch], self._n_past[seq]
-            self.decode([(token, n_past + j, seq, False) for j, token in enumerate(part)])
-            self._n_past[seq] = n_past + len(part)
 
     def fork(self, pairs: Mapping[int, int]) -> None:
         """Make sequences continue others: target -> source. In the cache they share their common part."""

@@ -55,12 +55,5 @@ def shown(text: bytes) -> str:
     """
     if not text:
         return "(control)"
-    characters = text.decode("utf-8", "surrogateescape")
-    return '"' + "".join(c if c.isprintable() else _escaped(c) for c in characters) + '"'
-
-
-def _escaped(character: str) -> str:
-    code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8
-        return f"\\x{code - 0xDC00:02x}"
-    return character.encode("unicode_escape").decode("ascii")
+    characters = text.decode("utf-8", "backslashreplace")
+    return '"' + "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in characters) + '"'
