@@ -9,12 +9,13 @@ import dataclasses
 import functools
 import math
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from pypcd.errors import InputError
 from pypcd.evaluation.tasks import register
 from pypcd.evaluation.tasks.kv import KV
-from pypcd.evaluation.tasks.metrics import KV_SEPARATORS, list_f1
+from pypcd.evaluation.tasks.metrics import KV_SEPARATORS, f1
 from pypcd.evaluation.tasks.ruler import N_HOPS, NOISE, chain, hidden, names_of, tracking
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
 from pypcd.evaluation.tasks.size import Sized, check_cell
@@ -78,6 +79,16 @@ class VTAuthors(Sized):
                 shots=(_shot(),),
             )
             yield Sample(i, prompt, names, gold=", ".join(names))  # as in the example turn
+
+
+def list_f1(prediction: str, references: Sequence[str]) -> float:
+    """F1 of a comma-separated list, as PCD's authors score variable tracking (variable_trainking_eval.py).
+
+    Items must equal a reference, upper or lower case. Precision is over all items, so a repeated item lowers it.
+    """
+    items = [item.strip().lower() for item in re.sub(r"[\x00-\x1f]", "\n", prediction).split(",")]
+    n_right = sum(reference.lower() in items for reference in references)
+    return f1(n_right, len(items), len(references))
 
 
 def _tracking(value: int) -> tuple[str, str, str]:

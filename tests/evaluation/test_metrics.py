@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pypcd.evaluation.tasks import metrics
-from pypcd.evaluation.tasks.metrics import list_f1, recall, word_match
+from pypcd.evaluation.tasks.metrics import recall, word_match
 
 
 @pytest.mark.parametrize(
@@ -52,25 +52,3 @@ def test_recall_is_the_share_of_references_in_the_prediction(prediction: str, sh
 def test_recall_counts_references_that_are_parts_of_each_other() -> None:
     assert recall("123", ["12", "123"]) == 1.0
     assert recall("12", ["12", "123"]) == 0.5
-
-
-@pytest.mark.parametrize(
-    ("prediction", "f1"),
-    [
-        ("AAA, BBB, CCC, DDD", 1.0),
-        ("ddd,ccc,bbb,aaa", 1.0),
-        ("  AAA ,BBB, CCC,DDD \n", 1.0),
-        ("AAA, BBB", 2 * 1.0 * 0.5 / 1.5),
-        ("AAA, AAA", 2 * 0.5 * 0.25 / 0.75),  # one is right, two are given
-        ("AAA, BBB, CCC, DDD, EEE", 2 * 0.8 * 1.0 / 1.8),
-        ("AAA, BBB, CCC, DDD,", 2 * 0.8 * 1.0 / 1.8),  # after the last comma there is one more item, an empty one
-        ("AAA BBB CCC DDD", 0.0),  # one item
-        ("AAA\x00BBB, CCC", 2 * 0.5 * 0.25 / 0.75),
-        ("The variables are AAA, BBB", 2 * 0.5 * 0.25 / 0.75),
-        ("AAAA, AA", 0.0),
-        ("", 0.0),
-        (",,,", 0.0),
-    ],
-)
-def test_the_f1_of_a_list_is_over_items_between_commas(prediction: str, f1: float) -> None:
-    assert list_f1(prediction, ["AAA", "BBB", "CCC", "DDD"]) == pytest.approx(f1)

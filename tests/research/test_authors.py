@@ -10,7 +10,7 @@ import pytest
 from fake_tokenizer import Pieces
 
 from pypcd.evaluation.tasks.ruler import NOISE
-from research.authors import KVAuthors, VTAuthors
+from research.authors import KVAuthors, VTAuthors, list_f1
 
 KV, VT = KVAuthors(), VTAuthors()
 
@@ -75,3 +75,25 @@ def test_the_authors_earlier_turn_is_theirs() -> None:
     )
     sample = VT.samples(1, 2200, Pieces(), 0)[0]
     assert sample.prompt.shots == ((question, "NCQ, VNF, JEY, XXP, MCJ"),)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "f1"),
+    [
+        ("AAA, BBB, CCC, DDD", 1.0),
+        ("ddd,ccc,bbb,aaa", 1.0),
+        ("  AAA ,BBB, CCC,DDD \n", 1.0),
+        ("AAA, BBB", 2 * 1.0 * 0.5 / 1.5),
+        ("AAA, AAA", 2 * 0.5 * 0.25 / 0.75),  # one is right, two are given
+        ("AAA, BBB, CCC, DDD, EEE", 2 * 0.8 * 1.0 / 1.8),
+        ("AAA, BBB, CCC, DDD,", 2 * 0.8 * 1.0 / 1.8),  # after the last comma there is one more item, an empty one
+        ("AAA BBB CCC DDD", 0.0),  # one item
+        ("AAA\x00BBB, CCC", 2 * 0.5 * 0.25 / 0.75),
+        ("The variables are AAA, BBB", 2 * 0.5 * 0.25 / 0.75),
+        ("AAAA, AA", 0.0),
+        ("", 0.0),
+        (",,,", 0.0),
+    ],
+)
+def test_the_f1_of_a_list_is_over_items_between_commas(prediction: str, f1: float) -> None:
+    assert list_f1(prediction, ["AAA", "BBB", "CCC", "DDD"]) == pytest.approx(f1)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 __all__ = [
     "KV_SEPARATORS",
     "any_match",
+    "f1",
     "first_named",
-    "list_f1",
     "recall",
     "same_sentence",
     "set_f1",
@@ -28,7 +28,7 @@ def word_match(prediction: str, answer: str, separators: Iterable[str] = KV_SEPA
 
 def recall(prediction: str, references: Sequence[str]) -> float:
     """RULER's string_match_all: the share of the references found anywhere in the prediction, upper or lower case."""
-    prediction = _without_control_characters(prediction).lower()
+    prediction = re.sub(r"[\x00-\x1f]", "\n", prediction).lower()
     return sum(reference.lower() in prediction for reference in references) / len(references)
 
 
@@ -37,20 +37,18 @@ def any_match(prediction: str, references: Sequence[str]) -> float:
     return float(recall(prediction, references) > 0)
 
 
-def list_f1(prediction: str, references: Sequence[str]) -> float:
-    """F1 of a comma-separated list, as PCD's authors score variable tracking (variable_trainking_eval.py).
-
-    Items must equal a reference, upper or lower case. Precision is over all items, so a repeated item lowers it.
-    """
-    items = [item.strip().lower() for item in _without_control_characters(prediction).split(",")]
-    n_right = sum(reference.lower() in items for reference in references)
-    return _f1(n_right, len(items), len(references))
-
-
 def set_f1(prediction: str, references: Sequence[str]) -> float:
     """F1 of a comma-separated list as a set, as GraphWalks is scored: a repeated item counts once, and the case matters."""
     items = {item.strip() for item in prediction.split(",")} - {""}
-    return _f1(len(items.intersection(references)), len(items), len(references))
+    return f1(len(items.intersection(references)), len(items), len(references))
+
+
+def f1(n_right: int, n_given: int, n_wanted: int) -> float:
+    """The harmonic mean of precision and recall."""
+    if not n_right:
+        return 0.0
+    precision, recalled = n_right / n_given, n_right / n_wanted
+    return 2 * precision * recalled / (precision + recalled)
 
 
 def first_named(prediction: str, answer: str, others: Sequence[str] = (), spelt: str = "") -> float:
@@ -92,14 +90,3 @@ def _number(text: str) -> float | None:
         return float(text.replace(",", "."))
     except ValueError:  # a time of day, or a date
         return None
-
-
-def _without_control_characters(prediction: str) -> str:
-    return re.sub(r"[\x00-\x1f]", "\n", prediction)
-
-
-def _f1(n_right: int, n_given: int, n_wanted: int) -> float:
-    if not n_right:
-        return 0.0
-    precision, recalled = n_right / n_given, n_right / n_wanted
-    return 2 * precision * recalled / (precision + recalled)
