@@ -176,9 +176,9 @@ def test_the_gold_answer_continues_the_prompt_as_the_examples_do() -> None:
     for made in EVERYDAY:
         for sample in made.samples(4, 500, Words(), 0):
             *_, (question, answer) = sample.prompt.shots
-            assert sample.written().endswith("\n\n") and made.stop in sample.end
+            assert (sample.gold + sample.end).endswith("\n\n") and made.stop in sample.end
             assert question.endswith("\n") == (answer == answer.lstrip()) == (sample.gold == sample.gold.lstrip())
-            assert sample.written(chat=True) == sample.answers[0]
+            assert sample.gold.lstrip() == sample.answers[0]
 
 
 def test_a_turn_of_a_conversation_has_no_space_before_its_answer(tiny: Tiny) -> None:

@@ -56,12 +56,6 @@ class Sample:
         if not self.gold:
             object.__setattr__(self, "gold", self.answers[0])
 
-    def written(self, *, chat: bool = False) -> str:
-        """The gold answer with the text that ends it: what a perfect model writes before its end token, if any."""
-        if not chat:
-            return self.gold + self.end
-        return self.gold if self.prompt.answer_prefix else self.gold.lstrip()  # a turn does not begin with a space
-
 
 class Task(abc.ABC):
     """A benchmark: questions, and how their answers are scored.
