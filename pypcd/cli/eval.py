@@ -17,7 +17,6 @@ from pypcd.evaluation import (
     Directory,
     Plan,
     Row,
-    csv_text,
     evaluate,
     markdown,
     plots,
@@ -89,7 +88,6 @@ def run(args: argparse.Namespace) -> int:
     metrics = {name: made.metric for name, made in tasks_of(plan).items()}
     text = markdown(plan, outcome.records, metrics, outcome.refused)
     files.write(out.path / "summary.md", text)
-    files.write(out.path / "summary.csv", csv_text(plan, outcome.records))
     table = rows(plan, outcome.records)
     _picture(table, out.path / "summary.png")
     if args.json:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +11,7 @@ from pypcd.evaluation.plan import BASELINE, Key, Plan
 from pypcd.evaluation.stats import Paired, interval, paired
 from pypcd.evaluation.tasks import GROUPS
 
-__all__ = ["Row", "by_depth", "csv_text", "effective_lengths", "markdown", "rows"]
+__all__ = ["Row", "by_depth", "effective_lengths", "markdown", "rows"]
 
 N_BANDS = 5  # of depth
 EFFECTIVE = 0.85  # of the score at the shortest length
@@ -213,15 +211,3 @@ def _depth_lines(bands: Mapping[str, list[Paired]], length: int) -> list[str]:
     lines += ["| method | " + " | ".join(edges) + " |", "| --- |" + " ---: |" * N_BANDS]
     lines += [f"| {method} | " + " | ".join(f"{p.score:.1f}" for p in band) + " |" for method, band in bands.items()]
     return [*lines, ""]
-
-
-def csv_text(plan: Plan, records: Mapping[Key, Mapping[str, Any]]) -> str:
-    """The rows of rows(), one line each."""
-    table = [row.as_dict() for row in rows(plan, records)]
-    if not table:
-        return ""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, table[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    return out.getvalue()

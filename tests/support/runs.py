@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pypcd.evaluation import Directory, Plan, csv_text, evaluate, markdown
+from pypcd.evaluation import Directory, Plan, evaluate, markdown
 
 Records = dict[Any, dict[str, Any]]
 
@@ -34,7 +34,7 @@ def without_time(records: Records) -> Records:
 
 
 def tables(plan: Plan, records: Mapping[Any, Any]) -> str:
-    return markdown(plan, records, METRICS, {}) + csv_text(plan, records)
+    return markdown(plan, records, METRICS, {})
 
 
 def lines(directory: Directory) -> list[Any]:
