@@ -3,7 +3,7 @@
     found = find(asked, finder="both")
     found.passages        # in the order in which they stand in the text
 
-A finder ranks the segments of the texts in a prompt; each is one file here and one row of FINDERS:
+A finder ranks the segments of the texts in a prompt; each is one function and one row of FINDERS:
 
     attention   the segments that the question's own tokens attend to, by the heads of this model that retrieve
     bm25        keyword search
@@ -13,32 +13,32 @@ A finder ranks the segments of the texts in a prompt; each is one file here and 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
-from pypcd.errors import InputError, did_you_mean
-from pypcd.find.asked import Asked, Finder, Hit, Ranked
-from pypcd.find.attention import Attention
-from pypcd.find.bm25 import BM25
-from pypcd.find.both import Both
+from pypcd.errors import InputError, UnsupportedError, did_you_mean
+from pypcd.find.asked import Asked, Finder, Passage, Ranked
+from pypcd.find.attention import by_attention
+from pypcd.find.bm25 import by_words
 
-__all__ = ["FINDERS", "Asked", "Finder", "Found", "Hit", "Passage", "Ranked", "find"]
-
-FINDERS: dict[str, Finder] = {"attention": Attention(), "bm25": BM25(), "both": Both()}
+__all__ = ["FINDERS", "Asked", "Finder", "Found", "Passage", "Ranked", "find"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Passage:
-    """A segment that was found.
+def both(asked: Asked) -> Ranked:
+    """A union: each finds what the other one cannot, such as a reworded question, or a name. Ranks are not added, which loses to either.
+    If the two disagree on the best segment, three are repeated."""
+    words = by_words(asked)
+    try:
+        attention = by_attention(asked)
+    except UnsupportedError as error:
+        return Ranked(words.hits, note=f"found by keyword search alone: {error}")
+    pairs = itertools.zip_longest(attention.hits, words.hits)
+    order = dict.fromkeys(hit.index for pair in pairs for hit in pair if hit)
+    hits = {hit.index: hit for hit in (*words.hits, *attention.hits)}
+    firsts = {tuple(hit.index for hit in ranked.hits[:1]) for ranked in (attention, words)}
+    return Ranked([hits[i] for i in order], 1 + len(firsts))
 
-    Attributes:
-        index: of all segments of the prompt.
-        score: how well it fits, in its finder's own units.
-        finder: the name of what found it.
-    """
 
-    index: int
-    text: str
-    score: float
-    finder: str
+FINDERS: dict[str, Finder] = {"attention": by_attention, "bm25": by_words, "both": both}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,20 +71,18 @@ def find(asked: Asked, *, finder: str = "both", n: int | None = None, n_tokens: 
     segments = asked.segments
     if len(segments) < 2 or not asked.question:
         return Found(note="the text is too short to have passages" if segments and asked.question else "")
-    ranked = FINDERS[finder].find(asked)
-    best: list[Hit] = []
+    ranked = FINDERS[finder](asked)
+    best: list[Passage] = []
     left = n_tokens
     for hit in ranked.hits:
-        text = segments[hit.index].strip()
-        if any(segments[other.index].strip() == text for other in best):  # of a text that stands there twice
+        if hit.text in [other.text for other in best]:  # of a text that stands there twice
             continue
-        left -= len(asked.llm.tokenize(text.encode("utf-8", "replace"), add_bos=False, special=False))
+        left -= len(asked.llm.tokenize(hit.text.encode("utf-8", "replace"), add_bos=False, special=False))
         if len(best) == (n or ranked.n) or (best and left < 0):
             break
         best.append(hit)
     if len(best) == len({segment.strip() for segment in segments}):
         return Found(note="the text has no more than these passages")
-    chosen = sorted(best, key=lambda hit: hit.index)
-    passages = tuple(Passage(hit.index, segments[hit.index].strip(), hit.score, hit.finder) for hit in chosen)
+    passages = tuple(sorted(best, key=lambda passage: passage.index))
     notes = "" if passages else "no passage has a word of the question", ranked.note
     return Found(passages, "; ".join(filter(None, notes)))

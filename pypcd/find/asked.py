@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pypcd.find.heads import Heads
     from pypcd.llama import Llama
 
-__all__ = ["Asked", "Finder", "Hit", "Look", "Ranked"]
+__all__ = ["Asked", "Finder", "Look", "Passage", "Ranked"]
 
 
 class Look(Protocol):
@@ -69,16 +69,17 @@ class Asked:
 
 
 @dataclasses.dataclass(frozen=True)
-class Hit:
-    """A segment that a finder has found.
+class Passage:
+    """A segment that was found.
 
     Attributes:
-        index: of the segments of Asked.
-        score: in the finder's own units.
-        finder: its name.
+        index: of all segments of the prompt.
+        score: how well it fits, in its finder's own units.
+        finder: the name of what found it.
     """
 
     index: int
+    text: str
     score: float
     finder: str
 
@@ -93,18 +94,10 @@ class Ranked:
         note: what was done in another way than asked for, in a sentence, or "".
     """
 
-    hits: list[Hit]
+    hits: list[Passage]
     n: int = 2
     note: str = ""
 
 
-class Finder(Protocol):
-    """Ranks the segments of a prompt."""
-
-    def find(self, asked: Asked) -> Ranked:
-        """The segments that fit.
-
-        Raises:
-            UnsupportedError: it cannot work with this model.
-        """
-        ...
+# ranks the segments of a prompt; an UnsupportedError says why it cannot work with this model
+Finder = Callable[[Asked], Ranked]

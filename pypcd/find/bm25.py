@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from pypcd.find.asked import Asked, Hit, Ranked
+from pypcd.find.asked import Asked, Passage, Ranked
 from pypcd.find.segments import WIDE
 
-__all__ = ["BM25", "load", "words"]
+__all__ = ["by_words", "load", "words"]
 
 # vowel signs are no \w
 _SIGNS = r"\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff"
@@ -69,15 +69,13 @@ def _index(segments: tuple[str, ...]) -> tuple[Any, frozenset[str]]:
     return index, stop
 
 
-class BM25:
+def by_words(asked: Asked) -> Ranked:
     """It needs no model."""
-
-    def find(self, asked: Asked) -> Ranked:
-        index, stop = _index(asked.segments)
-        asks = words(asked.question) + (words(asked.own) if asked.earlier else [])  # more than the question before it
-        query = [word for word in asks if word not in stop]
-        if index is None or not query:
-            return Ranked([])
-        scores = np.asarray(index.get_scores(query), np.float64)
-        order = np.argsort(-scores, kind="stable")
-        return Ranked([Hit(int(i), float(scores[i]), "bm25") for i in order if scores[i] > 0])
+    index, stop = _index(asked.segments)
+    asks = words(asked.question) + (words(asked.own) if asked.earlier else [])  # more than the question before it
+    query = [word for word in asks if word not in stop]
+    if index is None or not query:
+        return Ranked([])
+    scores = np.asarray(index.get_scores(query), np.float64)
+    order = [int(i) for i in np.argsort(-scores, kind="stable") if scores[i] > 0]
+    return Ranked([Passage(i, asked.segments[i].strip(), float(scores[i]), "bm25") for i in order])

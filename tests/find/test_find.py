@@ -18,8 +18,8 @@ from pypcd.decode import Session
 from pypcd.decode.prompt_cache import N_LEFT, PromptCache
 from pypcd.engine import token_bytes
 from pypcd.errors import UnsupportedError
-from pypcd.find import Asked, Hit, Ranked, attention, heads
-from pypcd.find.bm25 import BM25, words
+from pypcd.find import Asked, Passage, Ranked, attention, heads
+from pypcd.find.bm25 import by_words, words
 from pypcd.prompt import Messages, Piece, Prompt
 
 TEXTS = ("The red fox runs.\n\n", "A red red hen.\n\n", "Seven crowns were paid.\n\n", "The fox sleeps; red roses.")
@@ -69,14 +69,14 @@ def test_keyword_search_ranks_by_okapis_formula() -> None:
             total += math.log(1 + (4 - df + 0.5) / (df + 0.5)) * n / (n + 1.5 * (0.25 + 0.75 * len(bag) / mean))
         return total
 
-    found = BM25().find(asked(" Is the fox red?"))
+    found = by_words(asked(" Is the fox red?"))
     hits = found.hits
     assert found.note == "" and {hit.finder for hit in hits} == {"bm25"} and [hit.index for hit in hits] == [0, 3, 1]
     np.testing.assert_allclose([hit.score for hit in hits], [score(bags[i]) for i in (0, 3, 1)], rtol=1e-5)
 
 
 def test_a_question_goes_on_from_the_one_before_it() -> None:
-    assert [hit.index for hit in BM25().find(asked("And crowns?", earlier="A hen?")).hits] == [2, 1]
+    assert [hit.index for hit in by_words(asked("And crowns?", earlier="A hen?")).hits] == [2, 1]
     turns = Messages(
         (
             ("user", (Piece("t", "segment"), Piece("One?", "question"))),
@@ -96,8 +96,10 @@ class Fixed:
     def __init__(self, *order: int, name: str = "fixed", note: str = "") -> None:
         self.order, self.name, self.note = order, name, note
 
-    def find(self, asked: Asked) -> Ranked:
-        return Ranked([Hit(i, 9.0 - rank, self.name) for rank, i in enumerate(self.order)], note=self.note)
+    def __call__(self, asked: Asked) -> Ranked:
+        texts = [asked.segments[i].strip() for i in self.order]
+        hits = [Passage(i, text, 9.0 - rank, self.name) for rank, (i, text) in enumerate(zip(self.order, texts))]
+        return Ranked(hits, note=self.note)
 
 
 LETTERS = ("a a a\n\n", "b\n\n", "c c\n\n", " b \n", "d")
@@ -146,9 +148,9 @@ def test_what_cannot_be_searched() -> None:
 def test_both_take_the_best_of_each_in_turn(
     by_attention: list[int], by_words: list[int], wanted: list[int], n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pypcd.find.both.Attention", lambda: Fixed(*by_attention, name="attention"))
-    monkeypatch.setattr("pypcd.find.both.BM25", lambda: Fixed(*by_words, name="bm25"))
-    found = find.FINDERS["both"].find(asked("?"))
+    monkeypatch.setattr(find, "by_attention", Fixed(*by_attention, name="attention"))
+    monkeypatch.setattr(find, "by_words", Fixed(*by_words, name="bm25"))
+    found = find.FINDERS["both"](asked("?"))
     assert [hit.index for hit in found.hits] == wanted and found.n == n
     assert all(hit.finder == ("attention" if hit.index in by_attention else "bm25") for hit in found.hits)
 
@@ -229,7 +231,7 @@ def test_scores_are_what_is_paid_beyond_an_empty_question(
     monkeypatch.setattr(attention, "attended", lambda asked, question, heads: pays[question])
     known = {1: [0]}
     monkeypatch.setattr(attention, "heads_of", lambda llm: known)
-    found = attention.Attention().find(asked(" Who?", llm=llm))
+    found = attention.by_attention(asked(" Who?", llm=llm))
     assert [(hit.index, hit.score) for hit in found.hits] == [(1, 3.0), (2, 2.0)], (
         "others have under a fifth of the best"
     )
