@@ -10,7 +10,7 @@ import functools
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from pypcd.errors import InputError
 __all__ = [
     "MARGIN",
     "NOT_SHOWN",
-    "Difference",
     "Paired",
     "interval",
     "min_n_to_detect",
@@ -29,6 +28,7 @@ __all__ = [
 ]
 
 LEVEL = 0.05
+POWER = 0.8
 MARGIN = 2.0
 """Points: a loss below this counts as none (Paired.spares)."""
 
@@ -124,8 +124,8 @@ def min_n_to_detect() -> int:
     return n
 
 
-def needed(disagreement: float, *, gain: float = 0.1, power: float = 0.8) -> int:
-    """About how many samples are needed to show a given gain with a given probability (the power).
+def needed(disagreement: float, *, gain: float = 0.1) -> int:
+    """About how many samples are needed to show a given gain with a probability of POWER.
 
     n = ((z_a sqrt(q) + z_b sqrt(q - d^2)) / d)^2 for McNemar's test (Connor, Biometrics 43, 1987), with q the share of
     samples on which the two disagree, d the gain, z_a and z_b the normal quantiles of the level and the power. A gain of
@@ -134,43 +134,26 @@ def needed(disagreement: float, *, gain: float = 0.1, power: float = 0.8) -> int
     Args:
         disagreement: q, 0 to 1.
         gain: d, above 0 up to 1: 0.1 is 10 points.
-        power: above 0 and below 1.
     """
-    q, z_level, z_power = max(disagreement, gain), _normal(1 - LEVEL / 2), _normal(power)
+    q, z_level, z_power = max(disagreement, gain), _normal(1 - LEVEL / 2), _normal(POWER)
     n = ((z_level * math.sqrt(q) + z_power * math.sqrt(q - gain**2)) / gain) ** 2
     return max(min_n_to_detect(), math.ceil(n))
 
 
-def noninferiority_n(disagreement: float, *, power: float = 0.8) -> int:
-    """About how many samples show that a method without any loss loses less than MARGIN points (Paired.spares).
+def noninferiority_n(disagreement: float) -> int:
+    """About how many samples show that a method without any loss loses less than MARGIN points (Paired.spares), with a
+    probability of POWER.
 
     Args:
         disagreement: the share of samples on which the two disagree.
-        power: the probability to show it.
     """
     margin = MARGIN / 100
     least = _normal(1 - LEVEL / 2) ** 2 * (1 - margin) / margin  # where they never disagree
-    return math.ceil(max(least, disagreement * ((_normal(1 - LEVEL / 2) + _normal(power)) / margin) ** 2))
+    return math.ceil(max(least, disagreement * ((_normal(1 - LEVEL / 2) + _normal(POWER)) / margin) ** 2))
 
 
-class Difference(Protocol):
-    """What interval() formats: a difference, its 95% interval, and whether it is clear (by Paired.is_clear's rule)."""
-
-    @property
-    def difference(self) -> float: ...
-
-    @property
-    def low(self) -> float: ...
-
-    @property
-    def high(self) -> float: ...
-
-    @property
-    def is_clear(self) -> bool: ...
-
-
-def interval(d: Difference, decimals: int = 1) -> str:
-    """A difference as text, such as `+1.0 [-2.0, +3.0] ~`; NOT_SHOWN says what the ~ means."""
+def interval(d: Any, decimals: int = 1) -> str:
+    """The difference of a Paired, or of what has these figures too, as text: `+1.0 [-2.0, +3.0] ~`; NOT_SHOWN says what the ~ means."""
     values = (f"{value:+.{decimals}f}" for value in (d.difference, d.low, d.high))
     return "{} [{}, {}]".format(*values) + ("" if d.is_clear else " ~")
 
