@@ -24,12 +24,15 @@ import traceback
 import urllib.parse
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pypcd import files
 from pypcd.errors import MENDABLE, InputError, PCDError, require
 from pypcd.evaluation.plan import Key
 from pypcd.llama import machine
+
+if TYPE_CHECKING:
+    from pypcd.evaluation.run import Worker
 
 __all__ = [
     "Cluster",
@@ -49,17 +52,7 @@ Todo = Mapping[tuple[str, int, int], list[str]]  # the methods that are to answe
 Work = Iterator[tuple[Key, "Record | None"]]  # None: the method is refused
 
 
-class Answerer(Protocol):
-    """What answers questions: run.Worker."""
-
-    refused: dict[str, str]
-
-    def answer(self, name: str, length: int, index: int, methods: list[str]) -> Work: ...
-
-    def close(self) -> None: ...
-
-
-Make = Callable[[], Answerer]
+Make = Callable[[], "Worker"]
 
 
 class Executor(abc.ABC):
@@ -298,8 +291,8 @@ def failed_record(key: Key, why: str) -> Record:
 
 # -- in another process -------------------------------------------------------------------------------------------------
 
-_lock = threading.Lock()  # on the model, if a Dask worker has several threads
-_open: tuple[str, Answerer] | None = None  # the run whose model is open
+_lock = threading.RLock()  # on the model, if a Dask worker has several threads
+_open: tuple[str, Worker] | None = None  # the run whose model is open
 
 
 def _answer(
@@ -311,7 +304,7 @@ def _answer(
     with _lock:
         try:
             if _open is None or _open[0] != run:
-                _close_open()
+                _close()
                 _open = run, make()
             return _open[1].refused, list(_open[1].answer(*question, methods))
         except (*MENDABLE, OSError, MemoryError):
@@ -321,15 +314,11 @@ def _answer(
 
 
 def _close() -> None:
-    with _lock:
-        _close_open()
-
-
-def _close_open() -> None:
     global _open
-    if _open is not None:
-        _open[1].close()
-        _open = None
+    with _lock:
+        if _open is not None:
+            _open[1].close()
+            _open = None
 
 
 def _end_with(pipe: Any) -> None:
