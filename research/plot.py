@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         files.open_folder(args.out)
 
     n = 0 if args.no_grid else sum(map(len, GRID.values()))
-    with _terminal.progress(n + 2, "simulating", unit=" curves") as bar:
+    with _terminal.Bar(n + 2, "simulating", unit=" curves") as bar:
         curves = setting.simulate()
         rates = curves.rates()
         bar.update(1)

@@ -298,7 +298,7 @@ def run(args: argparse.Namespace) -> int:
     session, vocabulary = Session(llm), Vocabulary(llm)
     read: list[tuple[int, list[list[Reading]]]] = []
     table: list[SalienceRow] = []
-    with _terminal.progress(args.n * len(lengths), "asking", unit=" questions") as bar:
+    with _terminal.Bar(args.n * len(lengths), "asking", unit=" questions") as bar:
         for length, items in asked:
             of_length = []
             for readings in measure(session, items, settings, vocabulary, chat=args.chat):

@@ -244,7 +244,7 @@ def run(args: argparse.Namespace) -> int:
     tokens = prompt_tokens(llm, prompt)
 
     made: dict[int, Spectrum] = {}
-    with _terminal.progress(None, "analysing layers", unit=" layers") as bar:
+    with _terminal.Bar(None, "analysing layers", unit=" layers") as bar:
         for il, layer in read_layers(llm, tokens).items():
             table = rho(
                 2 * len(layer.theta),

@@ -53,7 +53,7 @@ def open_model(path: str, **options: Any) -> pypcd.Llama:
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed meanwhile.
     """
-    bar = _terminal.progress(100, "loading", unit="%", enabled=not options.get("verbose"))
+    bar = _terminal.Bar(100, "loading", unit="%", enabled=not options.get("verbose"))
     with bar, _terminal.interruptible() as stopped:
 
         def loaded(done: float) -> bool:

@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from pypcd.decode import Edit, Method, Search
     from pypcd.evaluation import Cluster
 
-# what chat and generate name when they say that PCD is off: of those that gain, the one that costs least elsewhere. They start with
-# none, since each that gains costs something, on one model or another (docs/lab/evidence.md)
-EXAMPLE_PCD = RECOMMENDED
-
 _RANGES: dict[str, Number | Integer] = {
     "temperature": Number(0, 100, note="0: the most probable token"),
     "top_p": Number(0, 1),
@@ -113,7 +109,7 @@ def note_of_template(model: str, chat: bool) -> None:
 
 def how_to_turn_on(option: str) -> str:
     """A sentence for those who did not choose a setting. `option`: what takes one, such as --pcd."""
-    return f"PCD is off; {option} {EXAMPLE_PCD} turns it on"
+    return f"PCD is off; {option} {RECOMMENDED} turns it on"
 
 
 def add_model(

@@ -58,14 +58,14 @@ class Follower(Progress):
 
 def model_facts(plan: Plan, options: Mapping[str, Any], jobs: Jobs, directory: Directory) -> dict[str, Any]:
     """facts(), with a bar while the model is hashed."""
-    with _terminal.progress(os.path.getsize(resolve_model(plan.model)), "hashing the model", unit="B") as bar:
+    with _terminal.Bar(os.path.getsize(resolve_model(plan.model)), "hashing the model", unit="B") as bar:
         return facts(plan, options, bar.update, jobs, directory)
 
 
 @contextlib.contextmanager
 def following(what: str) -> Iterator[Follower]:
     """A block in which a run's progress is shown."""
-    with _terminal.Bar(1, what, "", enabled=True, tells_time=False) as bar:
+    with _terminal.Bar(1, what, tells_time=False) as bar:
         yield Follower(bar, what)
 
 

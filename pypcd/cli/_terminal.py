@@ -139,7 +139,9 @@ class Bar:
 
     delay, pause = 2.0, 0.1
 
-    def __init__(self, total: float | None, what: str, unit: str, enabled: bool, *, tells_time: bool = True) -> None:
+    def __init__(
+        self, total: float | None, what: str, *, unit: str = " tokens", enabled: bool = True, tells_time: bool = True
+    ) -> None:
         self.n, self.text = 0.0, what
         self.disable = not (enabled and obeys_codes(sys.stderr))
         self._total, self._unit, self._tells_time = total, unit, tells_time
@@ -196,11 +198,6 @@ class Bar:
         self.clear()
 
 
-def progress(total: float | None, what: str, *, unit: str = " tokens", enabled: bool = True) -> Bar:
-    """A bar for one thing that takes long."""
-    return Bar(total, what, unit, enabled)
-
-
 class Reading:
     """A bar for each prompt that a model reads: its `progress`."""
 
@@ -210,7 +207,7 @@ class Reading:
     def __call__(self, n: int, total: int) -> None:
         if self._bar is None or n <= self._bar.n:  # of a prompt that was stopped
             self.clear()
-            self._bar = progress(total, "reading the prompt")
+            self._bar = Bar(total, "reading the prompt")
         bar = self._bar
         bar.update(n - bar.n)
         if n >= total:
@@ -251,8 +248,3 @@ def interruptible(*others: signal.Signals) -> Iterator[Callable[[], bool]]:
     finally:
         for number, former in before.items():
             signal.signal(number, former)
-
-
-def ending() -> contextlib.AbstractContextManager[Callable[[], bool]]:
-    """A block in which Ctrl-C and SIGTERM raise nothing, as interruptible()."""
-    return interruptible(signal.SIGTERM)

@@ -57,7 +57,7 @@ def answer(
     what: str,
 ) -> Answer | PCDError | InputError:
     """A method's answer, or why it has none. `what`: what the bar says beside the method's name."""
-    with _terminal.progress(args.max_tokens, f"{method.name}, {what}") as bar:
+    with _terminal.Bar(args.max_tokens, f"{method.name}, {what}") as bar:
         try:
             asking = ask.stream(llm, document or (), question, method=method, max_tokens=args.max_tokens, chat=chat)
             for _ in asking:

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     seed = sampling.draw_seed()
     with _terminal.interruptible() as stopped:
         unseen, printer = args.json or not sys.stdout.isatty(), _terminal.Printer()
-        with _terminal.progress(None, "generating", enabled=unseen) as bar:
+        with _terminal.Bar(None, "generating", enabled=unseen) as bar:
             method = sampling.method(llm, seed)
             how = {"max_tokens": sampling.max_tokens, "stop": args.stop}
             writing = method.stream(Session(llm, repeatable=False), Laid(tokens, [], None, 0, []), **how)

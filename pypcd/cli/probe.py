@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     llm = _loading.open_model(args.model, n_ctx=N_CTX, **_options.machine_options(args))
-    with _terminal.progress(None, "asking", unit=" questions") as bar:
+    with _terminal.Bar(None, "asking", unit=" questions") as bar:
         heads = probe(llm, lambda n, total: bar.update(n - bar.n))
     path = keep_heads(llm, heads)
     listed = ", ".join(f"{il}: {' '.join(map(str, some))}" for il, some in heads.items())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import sys
 import threading
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         _terminal.note(f"whoever reaches {args.host} can read and write this process: is that network yours alone?")
     sys.stdout = open(os.dup(1), "w", encoding="utf-8", errors="replace")  # noqa: SIM115  for as long as the program runs
     os.dup2(2, 1)  # ggml's log, which it writes to the C library's stdout
-    with _terminal.ending() as stopped:
+    with _terminal.interruptible(signal.SIGTERM) as stopped:
         server = threading.Thread(target=serve, daemon=True)
         server.start()
         if _is_ready(address, server, stopped):

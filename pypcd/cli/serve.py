@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Collection
 from typing import Any
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         _terminal.note(
             f"anybody who reaches {' or '.join(reached)} can use this server; --api-key KEY keeps others out"
         )
-    with _terminal.ending() as stopped, server.running():
+    with _terminal.interruptible(signal.SIGTERM) as stopped, server.running():
         try:
             ready = _wait(server, stopped, enabled=not args.verbose)
         except PCDError as error:
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _wait(server: Server, stopped: Callable[[], bool], *, enabled: bool) -> bool:
     """Server.wait_until_ready() with a progress bar."""
-    bar = _terminal.progress(100, "loading", unit="%", enabled=enabled)
+    bar = _terminal.Bar(100, "loading", unit="%", enabled=enabled)
 
     def waiting() -> bool:
         bar.update(server.loaded - bar.n)

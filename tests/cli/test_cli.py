@@ -642,7 +642,7 @@ WAYS = {
     "note": _terminal.note,
     "a table": lambda text: print(_table.table([text, "x"], [[text, text]], [False, True], 30)),
     "Markdown": lambda text: print(_table.aligned(MARKDOWN.replace("?", re.sub("[|\n]", "", text)), 30)),
-    "a bar": lambda text: _terminal.Bar(9, text, "", enabled=True).update(),
+    "a bar": lambda text: _terminal.Bar(9, text).update(),
 }
 
 
