@@ -11,11 +11,10 @@ from pypcd.evaluation.executors import Cluster
 from pypcd.evaluation.plan import Directory, Plan
 from pypcd.evaluation.progress import Progress
 from pypcd.evaluation.report import Row, by_depth, effective_lengths, markdown, rows
-from pypcd.evaluation.run import Outcome, counts_of, evaluate, facts, run_options, tasks_of
+from pypcd.evaluation.run import ModelTokenizer, Outcome, evaluate, facts, run_options, tasks_of
 from pypcd.evaluation.stats import Paired, paired
 from pypcd.evaluation.tasks import GROUPS, TASKS, task
 from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
-from pypcd.evaluation.tokenizer import ModelTokenizer
 
 __all__ = [
     "GROUPS",
@@ -32,7 +31,6 @@ __all__ = [
     "Task",
     "Tokenizer",
     "by_depth",
-    "counts_of",
     "effective_lengths",
     "evaluate",
     "facts",

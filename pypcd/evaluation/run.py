@@ -21,13 +21,13 @@ from pypcd.evaluation.plan import Directory, Key, Plan, file_sha256
 from pypcd.evaluation.progress import Progress
 from pypcd.evaluation.tasks import task as task_named
 from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
-from pypcd.evaluation.tokenizer import ModelTokenizer
 from pypcd.gguf import DEMO_MODEL, read_gguf, resolve_model
 from pypcd.llama import Llama, machine, threads
-from pypcd.prompt import Prompt
+from pypcd.prompt import Prompt, prompt_tokens
 
 __all__ = [
     "MakeWorker",
+    "ModelTokenizer",
     "Outcome",
     "Record",
     "Worker",
@@ -296,6 +296,23 @@ def counts_of(plan: Plan) -> dict[str, int]:
 
 
 MakeWorker = Callable[[Plan, Mapping[str, Any]], "Worker"]  # from the plan and the options of the model
+
+
+class ModelTokenizer:
+    """The tokenizer of a llama_cpp.Llama, as tasks need it (tasks.sample.Tokenizer).
+
+    Args:
+        chat: whether prompts go through the model's chat template.
+    """
+
+    def __init__(self, llm: Any, *, chat: bool = False) -> None:
+        self.llm, self.chat = llm, chat
+
+    def count(self, prompt: Prompt) -> int:
+        return len(prompt_tokens(self.llm, prompt, chat=self.chat))
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.llm.tokenize(text.encode("utf-8", "replace"), special=False))
 
 
 def _own_context(method: Method) -> tuple[object, ...]:

@@ -14,11 +14,10 @@ import pytest
 from fake_tokenizer import Words
 
 import pypcd
-from pypcd.evaluation import GROUPS, task
+from pypcd.evaluation import GROUPS, ModelTokenizer, task
 from pypcd.evaluation.tasks import frozen
 from pypcd.evaluation.tasks.reading import READING
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
-from pypcd.evaluation.tokenizer import ModelTokenizer
 
 CELLS = {  # tokenizer, group, length, questions of each task: the hash of all of them
     ("words", "everyday", 300, 100): "6f699a651f180145",

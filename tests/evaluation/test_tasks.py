@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pypcd
-from pypcd.evaluation import GROUPS, TASKS, task
+from pypcd.evaluation import GROUPS, TASKS, ModelTokenizer, task
 from pypcd.evaluation.tasks import parts_of
 from pypcd.evaluation.tasks.public import PUBLIC
-from pypcd.evaluation.tokenizer import ModelTokenizer
 from pypcd.prompt import Prompt, prompt_tokens
 
 NEEDLES = ["niah-single-1", "niah-multikey-2", "niah-multikey-3"]
