@@ -160,25 +160,19 @@ class Control(RowSource):
     def open(self, session: Session, prompt: Prompt, tokens: Sequence[int], *, chat: bool = False) -> Stream:
         means = self.means(session, chat)
         first = session.start(tokens)
-        if self._is_left(len(tokens), first):
-            return Stream(session, first)
+        least = self.pcd.min_first_entropy
+        if least > 0.0 and (len(tokens) < self.pcd.min_context or entropy(first) < least):
+            return Stream(session, first)  # the whole answer is plain decoding's
+        values = {name: getattr(self.pcd, name) for name in _CONTRAST}
 
         def change(t: int, rows: Rows2D) -> Rows2D:
             if len(tokens) + t < self.pcd.min_context:
                 return rows
             prior = means[min(t, len(means) - 1)]
-            return np.stack([self._contrasted(log_softmax(row), prior) for row in rows]).astype(np.float32)
+            logs = map(log_softmax, rows)
+            return np.stack([put_behind(contrast(row, prior, **values), row) for row in logs]).astype(np.float32)
 
         return Stream(session, first, change)
-
-    def _is_left(self, n_prompt: int, first: Logits) -> bool:
-        """Whether the whole answer is plain decoding's."""
-        least = self.pcd.min_first_entropy
-        return least > 0.0 and (n_prompt < self.pcd.min_context or entropy(first) < least)
-
-    def _contrasted(self, row: npt.NDArray[np.float64], prior: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        kept = contrast(row, prior, **{name: getattr(self.pcd, name) for name in _CONTRAST})
-        return put_behind(kept, row).astype(np.float64)
 
     def with_pool(self, prompts: tuple[Prompt, ...]) -> Control:
         return dataclasses.replace(self, pool=prompts)

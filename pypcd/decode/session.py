@@ -110,8 +110,7 @@ class Session:
                 f"the prompt has {len(tokens)} tokens; allowed: 1 to {llm.n_ctx() - 1}, a context of {llm.n_ctx()} "
                 "with room for an answer"
             )
-        self._set_pcd_aside()
-        llm.pcd = None
+        self.plainly()
         if kind is None:
             self.hold(tokens[:-1], self.n_text)
         elif not (self._is_mine and (kind, tokens[:-1]) == (held.kind, held.tokens) and self._rewind(held.n)):
@@ -252,13 +251,10 @@ class Session:
 
     def plainly(self) -> None:
         """Switch PCD off, until the answer is finished."""
-        self._set_pcd_aside()
-        self.llm.pcd = None
-
-    def _set_pcd_aside(self) -> None:
         if self._before is None:
             self._before = (self.llm.pcd,)
             self.llm._open = self
+        self.llm.pcd = None
 
     def on_finish(self, undo: Callable[[], object]) -> None:
         """Call something when the answer is finished, or has failed."""

@@ -19,7 +19,7 @@ from pypcd.find import Asked
 from pypcd.find.attention import NULL, attended
 from pypcd.find.heads import Heads
 from pypcd.llama import Llama
-from pypcd.prompt import Piece, has_template
+from pypcd.prompt import Prompt, has_template
 
 __all__ = ["N_HEADS", "probe"]
 
@@ -47,7 +47,8 @@ def probe(llm: Llama, progress: Callable[[int, int], object] = lambda n, total: 
     try:
         for i in range(N_TEXTS):
             own = chosen[i::N_TEXTS]
-            asked = Asked(llm, _turns([p["context"].strip() for p in own]), has_template(llm), session.attention)
+            text = tuple(f"{p['context'].strip()}\n\n" for p in own)
+            asked = Asked(llm, Prompt(segments=text, after="?").turns, has_template(llm), session.attention)
             null = attended(asked, NULL)
             questions = [
                 (k, other_words.get(qa["id"], qa["question"]))
@@ -67,10 +68,6 @@ def probe(llm: Llama, progress: Callable[[int, int], object] = lambda n, total: 
         i, head = divmod(int(at), mean.shape[1])
         heads.setdefault(layers[i], []).append(head)
     return {il: sorted(some) for il, some in sorted(heads.items())}
-
-
-def _turns(text: list[str]) -> tuple[tuple[str, tuple[Piece, ...]], ...]:
-    return (("user", (*(Piece(f"{part}\n\n", "segment") for part in text), Piece("?", "question"))),)
 
 
 def _share(pays: npt.NDArray[np.float64], gold: int) -> npt.NDArray[np.float64]:
