@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 from typing import Any, NoReturn
 
 import llama_cpp
 
 from pypcd import library
+from pypcd.engine._results import PCDStats
 from pypcd.errors import UnsupportedError
 from pypcd.settings.fields import FIELDS
 
@@ -28,27 +30,9 @@ class Params(ctypes.Structure):
 
 
 class Stats(ctypes.Structure):
-    """struct llama_pcd_stats"""
+    """struct llama_pcd_stats: what PCDStats has, in its order, but for what Python counts itself"""
 
-    _fields_ = [
-        ("n_tokens", ctypes.c_int64),
-        ("n_twins", ctypes.c_int64),
-        ("n_skipped", ctypes.c_int64),
-        ("n_derived", ctypes.c_int64),
-        ("n_caught_up", ctypes.c_int64),
-        ("second_bytes", ctypes.c_int64),
-        ("kv_bytes", ctypes.c_int64),
-        ("n_derived_cells", ctypes.c_int64),
-        ("n_fused", ctypes.c_int64),
-        ("n_alternate", ctypes.c_int64),
-        ("n_sequential", ctypes.c_int64),
-        ("n_separate", ctypes.c_int64),
-        ("n_fallbacks", ctypes.c_int64),
-        ("last_fallback", ctypes.c_int64),
-        ("state_bytes", ctypes.c_int64),
-        ("graph_bytes", ctypes.c_int64),
-        ("row_bytes", ctypes.c_int64),
-    ]
+    _fields_ = [(one.name, ctypes.c_int64) for one in dataclasses.fields(PCDStats) if one.name != "n_constrained"]
 
 
 class Node(ctypes.Structure):
