@@ -293,15 +293,11 @@ class HarnessModel(TemplateLM):
             "model_path": self.llm.model_path,
             "model_bytes": os.path.getsize(self.llm.model_path),
             "model_num_parameters": engine.n_parameters(self.llm),
-            "pcd": self._setting,
+            "pcd": "off" if self.pcd is None else self.pcd.describe(),
             "n_ctx": self.max_length,
             "add_bos_token": bool(self._bos),
             "pypcd_version": pypcd.__version__,
         }
-
-    @property
-    def _setting(self) -> str:
-        return "off" if self.pcd is None else self.pcd.describe()
 
     def set_cache_hook(self, cache_hook: Any) -> None:
         """--use_cache: its file knows requests only, so it is told whose answers it has.

@@ -177,7 +177,9 @@ class Llama(llama_cpp.Llama):
             self._logits_all = bool(opening.get("logits_all"))
             # generate() writes a drafted text's next token down before eval() can say that it does not fit
             self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
-            self._fingerprint, self._weights_id = saved_state.fingerprint(path), saved_state.weights_id(path)
+            self._fingerprint = saved_state.fingerprint(path)
+            # what tells these files from others, also before they were changed
+            self.weights_id = saved_state.weights_id(path)
             self._keeps_state = lib.is_recurrent(self)
             self._apply(config)
             self._warn_beyond_training(opening)
@@ -616,11 +618,6 @@ class Llama(llama_cpp.Llama):
         self.input_ids[: len(tokens)] = tokens
         self.n_tokens, self._requires_eval = len(tokens), True
         lib.pcd(self).set_tokens(tokens)
-
-    @property
-    def weights_id(self) -> str:
-        """What tells this model's files from others, also before they were changed: 16 hexadecimal digits."""
-        return self._weights_id
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """llama_cpp.Llama.embed; embeddings have nothing to contrast."""

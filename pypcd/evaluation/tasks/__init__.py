@@ -22,19 +22,22 @@ from pypcd.evaluation.tasks.sample import Task
 
 __all__ = ["GROUPS", "TASKS", "parts_of", "register", "task"]
 
-_ALL: tuple[Task, ...] = (
-    KV_OFFICIAL,
-    KV_SHORT,
-    KV_RECORDS,
-    XQuAD(),
-    VT(),
+RULER: tuple[Task, ...] = (
     NIAH("niah-single-1", "noise", "words", "numbers"),
     NIAH("niah-multikey-2", "needles", "words", "numbers"),
     NIAH("niah-multikey-3", "needles", "uuids", "uuids"),
     NIAH("niah-multivalue", "noise", "words", "numbers", n_values=4),
     NIAH("niah-multiquery", "noise", "words", "numbers", n_queries=4),
+    VT(),
     CWE(),
     FWE(),
+)
+_ALL: tuple[Task, ...] = (
+    KV_OFFICIAL,
+    KV_SHORT,
+    KV_RECORDS,
+    XQuAD(),
+    *RULER,
     *GRAPHWALKS,
     *EVERYDAY,
     *CONSTRAINED,
@@ -46,16 +49,7 @@ _TASKS = {made.name: made for made in _ALL}
 TASKS = tuple(_TASKS)
 
 GROUPS = {
-    "ruler": (
-        "niah-single-1",
-        "niah-multikey-2",
-        "niah-multikey-3",
-        "niah-multivalue",
-        "niah-multiquery",
-        "vt",
-        "cwe",
-        "fwe",
-    ),
+    "ruler": tuple(made.name for made in RULER),
     "graphwalks": tuple(made.name for made in GRAPHWALKS),
     "everyday": tuple(made.name for made in EVERYDAY if made.way == "shots"),
     "everyday-behind": tuple(made.name for made in EVERYDAY if made.way == "behind"),
