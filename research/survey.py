@@ -19,7 +19,7 @@ from pypcd.errors import InputError
 from pypcd.evaluation.executors import Jobs
 from pypcd.evaluation.plan import BASELINE, Directory, Key, Plan
 from pypcd.evaluation.progress import Progress
-from pypcd.evaluation.run import MakeWorker, context_of, evaluate, run_options, tasks_of
+from pypcd.evaluation.run import context_of, evaluate, run_options, tasks_of
 from pypcd.evaluation.tasks import GROUPS
 from pypcd.evaluation.tasks.everyday import SHORT
 from pypcd.evaluation.tasks.sample import Tokenizer
@@ -114,13 +114,9 @@ def survey_methods() -> tuple[str, ...]:
     of unsure's, replay and recite. The first version of the method ("blog") changes nothing, so it is left out."""
     presets = [f"pcd:{name}" for name in PRESETS if name != "blog"]
     cut = [] if setting_of(_CUT) in map(setting_of, presets) else [_CUT]
-    return (BASELINE, *presets, *cut, *map(control_of, _CONTROLLED), "replay", "recite")
-
-
-def control_of(name: str) -> str:
-    """The control of a method that is a PCD setting."""
-    control = Control(pcd=setting_of(name))  # type: ignore[arg-type]  # none of ours is off
-    return ":".join(["control", *filter(None, [write_values(control.pcd.differences())])])
+    values = (write_values(Control(pcd=setting_of(name)).pcd.differences()) for name in _CONTROLLED)  # type: ignore[arg-type]
+    controls = (f"control:{written}" if written else "control" for written in values)
+    return (BASELINE, *presets, *cut, *controls, "replay", "recite")
 
 
 def names_of(models: Sequence[str]) -> dict[str, str]:
@@ -230,12 +226,11 @@ def run_survey(
     options: Mapping[str, Any] | None = None,
     model_facts: dict[str, Any] | None = None,
     progress: Progress | None = None,
-    worker: MakeWorker | None = None,
 ) -> dict[str, str]:
     """Make the answers that a model's folder does not have yet; stopped, it goes on where it was.
 
     Args:
-        jobs, options, model_facts, progress, worker: as in evaluate().
+        jobs, options, model_facts, progress: as in evaluate().
 
     Returns:
         The methods that the model cannot run, with the reason.
@@ -249,13 +244,7 @@ def run_survey(
     for i, leg in enumerate(plan):
         progress.expect(itertools.chain(*to_come[i + 1 :]))
         outcome = evaluate(
-            leg.plan,
-            leg.directory(folder),
-            jobs=jobs,
-            options=options,
-            model_facts=model_facts,
-            progress=progress,
-            worker=worker,
+            leg.plan, leg.directory(folder), jobs=jobs, options=options, model_facts=model_facts, progress=progress
         )
         refused.update(outcome.refused)
     return refused
