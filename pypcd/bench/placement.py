@@ -34,11 +34,6 @@ N_PROMPT, N_STEPS = 40, 2
 _FLASH = "FLASH_ATTN_EXT of "
 
 
-def on_device(graphs: Sequence[engine.Graph]) -> bool:
-    """Whether anything but the CPU ran anything of them."""
-    return any(sum(graph.on_cpu.values()) < graph.n_nodes for graph in graphs)
-
-
 def left_device(graphs: Sequence[engine.Graph], plain: Sequence[engine.Graph]) -> dict[str, int]:
     """The operations that the CPU ran in a graph, more than in any graph of plain decoding: the most of each. If plain decoding's flash
     attention is the CPU's, since the device has none for the model's heads, then so is PCD's."""
@@ -74,8 +69,8 @@ def placements(llm: Llama) -> dict[str, dict[str, int]]:
 
     try:
         plain = watched(None)
-        if not on_device(plain):
-            return {}
+        if all(sum(graph.on_cpu.values()) == graph.n_nodes for graph in plain):
+            return {}  # everything runs on the CPU
         configs = {way: PCDConfig(**setting) for way, setting in WAYS.items()}
         able = {way: config for way, config in configs.items() if engine.pcd_refusal(llm, config) is None}
         return {way: left_device(watched(config), plain) for way, config in able.items()}

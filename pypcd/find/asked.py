@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["Asked", "Finder", "Look", "Passage", "Ranked"]
 
 
-class Look(Protocol):
-    """How much attention tokens pay to each position, as Session.attention() tells."""
-
-    def __call__(
-        self, past: Sequence[int], tokens: Sequence[int], n_text: int, heads: Heads | None, /
-    ) -> Mapping[int, npt.NDArray[np.float32]]: ...
+# how much attention tokens pay to each position, as Session.attention() tells
+Look = Callable[[Sequence[int], Sequence[int], int, "Heads | None"], Mapping[int, npt.NDArray[np.float32]]]
 
 
 @dataclasses.dataclass(frozen=True)
