@@ -3,7 +3,7 @@
 pypcd never imports this. A module is a subject, and one that has a command is run by its name:
 
     decay, claims; plot           the paper's simulation of attention over distance, its claims about it, the pictures
-    salience, questions           how high the right answer ranks, by the length of the prompt
+    salience                      how high the right answer ranks, by the length of the prompt
     layers, spectrum              what over-rotation does to each layer's attention, frequency block by frequency block
     one_answer                    a token that PCD changes: what L and L* see of the prompt, and its candidates, as a picture
     golds, finding                public questions and where their answers stand; how often finders find them

@@ -10,7 +10,7 @@ import functools
 import math
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from pypcd.errors import InputError
 from pypcd.evaluation.tasks import register
@@ -62,7 +62,13 @@ class VTAuthors(Sized):
     smallest = N_HOPS + 2  # with fewer noise sentences, RULER of 2024 splits them
 
     def score(self, prediction: str, sample: Sample) -> float:
-        return list_f1(prediction, sample.answers)
+        """F1 of a comma-separated list, as the authors score it (variable_trainking_eval.py).
+
+        Items must equal a reference, upper or lower case. Precision is over all items, so a repeated item lowers it.
+        """
+        items = [item.strip().lower() for item in re.sub(r"[\x00-\x1f]", "\n", prediction).split(",")]
+        n_right = sum(reference.lower() in items for reference in sample.answers)
+        return f1(n_right, len(items), len(sample.answers))
 
     def questions(self, n: int, size: int, seed: int = 0) -> Iterator[Sample]:
         rng = random.Random(f"vt {seed} {size}")
@@ -79,16 +85,6 @@ class VTAuthors(Sized):
                 shots=(_shot(),),
             )
             yield Sample(i, prompt, names, gold=", ".join(names))  # as in the example turn
-
-
-def list_f1(prediction: str, references: Sequence[str]) -> float:
-    """F1 of a comma-separated list, as PCD's authors score variable tracking (variable_trainking_eval.py).
-
-    Items must equal a reference, upper or lower case. Precision is over all items, so a repeated item lowers it.
-    """
-    items = [item.strip().lower() for item in re.sub(r"[\x00-\x1f]", "\n", prediction).split(",")]
-    n_right = sum(reference.lower() in items for reference in references)
-    return f1(n_right, len(items), len(references))
 
 
 def _tracking(value: int) -> tuple[str, str, str]:

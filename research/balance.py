@@ -7,9 +7,7 @@ in short and in long prompts, and chats. Knows nothing of models; the directorie
 from __future__ import annotations
 
 import collections
-import csv
 import dataclasses
-import io
 import pathlib
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,7 +29,6 @@ __all__ = [
     "GainLoss",
     "Run",
     "balance",
-    "balance_csv",
     "balance_markdown",
     "controlled",
     "read_run",
@@ -248,19 +245,3 @@ def _asked(run: Run, half: str | None) -> Iterator[str]:
         lengths = ", ".join(map(str, sorted({length for _, length in right})))
         little = f", of which greedy gets {p.score:.1f}% right: harm cannot be told" if p.score < LEAST else ""
         yield f"{', '.join(names)} at {lengths} tokens, {p.n} questions{little}"
-
-
-def balance_csv(runs: Iterable[Run], half: str | None = "second") -> str:
-    """A line for each model, method and group."""
-    table = [
-        {"model": row.model, "method": row.method, "group": group, **dataclasses.asdict(p), "is_clear": p.is_clear}
-        for run in runs
-        for row in balance(run, half)
-        for group, p in row.groups.items()
-    ]
-    out = io.StringIO()
-    if table:
-        writer = csv.DictWriter(out, table[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table)
-    return out.getvalue()

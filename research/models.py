@@ -26,7 +26,7 @@ from pypcd.evaluation.plan import HALVES
 from pypcd.gguf import resolve_model
 from pypcd.prompt import has_template
 from research import figures
-from research.balance import Run, balance, balance_csv, balance_markdown, read_run
+from research.balance import Run, balance, balance_markdown, read_run
 from research.survey import PARTS, fitting, legs, missing, names_of, run_survey, survey_options
 
 
@@ -135,7 +135,6 @@ def write(runs: Sequence[Run], half: str, out: pathlib.Path) -> None:
     text = balance_markdown(runs, half)
     out.mkdir(parents=True, exist_ok=True)
     (out / "summary.md").write_text(text, encoding="utf-8")
-    (out / "summary.csv").write_text(balance_csv(runs, half), encoding="utf-8")
     record = {run.name: {"left_out": run.notes, "runs": run.facts} for run in runs}
     (out / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     columns = _table.columns()

@@ -22,7 +22,7 @@ from pypcd.decode import Session
 from pypcd.decode.vocabulary import SKIPPED
 from pypcd.decode.vocabulary import Vocabulary as Tokens
 from pypcd.errors import InputError
-from pypcd.evaluation import ModelTokenizer, plots, task
+from pypcd.evaluation import ModelTokenizer, Sample, plots, task
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import NOT_SHOWN, interval, paired
 from pypcd.prompt import prompt_tokens
@@ -30,7 +30,6 @@ from pypcd.settings.config import PCDConfig, typed
 from pypcd.settings.formula import rank
 from research import files
 from research.command import command
-from research.questions import Question, questions
 
 __all__ = ["RANKS", "Reading", "SalienceRow", "Vocabulary", "count_ranks", "measure", "salience", "salience_rows"]
 
@@ -101,7 +100,7 @@ def salience(ranks: Iterable[int]) -> float | None:
 
 
 def measure(
-    session: Session, questions: Iterable[Question], settings: Settings, vocabulary: Vocabulary, *, chat: bool = False
+    session: Session, questions: Iterable[Sample], settings: Settings, vocabulary: Vocabulary, *, chat: bool = False
 ) -> Iterator[list[Reading]]:
     """Find the gold token's rank where the answer begins, for one question after another.
 
@@ -117,9 +116,9 @@ def measure(
     Returns:
         The readings of a question, one for each setting, in their order.
     """
-    for index, (prompt, answers) in enumerate(questions):
-        gold = vocabulary.first_tokens(answers)
-        tokens = prompt_tokens(session.llm, prompt, chat=chat)
+    for index, sample in enumerate(questions):
+        gold = vocabulary.first_tokens(sample.answers)
+        tokens = prompt_tokens(session.llm, sample.prompt, chat=chat)
         row = session.start(tokens)
         skipped: list[int] = []
         while len(skipped) < _MAX_SKIPPED and vocabulary.is_skipped(int(row.argmax())):
@@ -293,7 +292,7 @@ def run(args: argparse.Namespace) -> int:
     llm.check_pcd(setting)
 
     tokenizer = ModelTokenizer(llm, chat=args.chat)
-    asked = [(length, list(questions(chosen, args.n, length, tokenizer, args.seed))) for length in lengths]
+    asked = [(length, chosen.samples(args.n, length, tokenizer, args.seed)) for length in lengths]
     settings: Settings = {BASELINE: None, PCD: setting}
     session, vocabulary = Session(llm), Vocabulary(llm)
     read: list[tuple[int, list[list[Reading]]]] = []

@@ -10,7 +10,9 @@ import pytest
 from fake_tokenizer import Pieces
 
 from pypcd.evaluation.tasks.ruler import NOISE
-from research.authors import KVAuthors, VTAuthors, list_f1
+from pypcd.evaluation.tasks.sample import Sample
+from pypcd.prompt import Prompt
+from research.authors import KVAuthors, VTAuthors
 
 KV, VT = KVAuthors(), VTAuthors()
 
@@ -96,4 +98,5 @@ def test_the_authors_earlier_turn_is_theirs() -> None:
     ],
 )
 def test_the_f1_of_a_list_is_over_items_between_commas(prediction: str, f1: float) -> None:
-    assert list_f1(prediction, ["AAA", "BBB", "CCC", "DDD"]) == pytest.approx(f1)
+    sample = Sample(0, Prompt(), ("AAA", "BBB", "CCC", "DDD"))
+    assert VTAuthors().score(prediction, sample) == pytest.approx(f1)

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 import pypcd
 from pypcd.decode import Session
 from pypcd.engine import token_bytes
-from pypcd.evaluation import ModelTokenizer, task
+from pypcd.evaluation import ModelTokenizer, Sample, task
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import interval
 from pypcd.prompt import Prompt, prompt_tokens
-from research.questions import questions
 from research.salience import RANKS, Reading, Vocabulary, count_ranks, measure, salience, salience_rows
 
 
@@ -105,11 +104,11 @@ def test_an_answer_without_text_is_an_error(vocabulary) -> None:
 
 
 def test_readings_are_those_of_an_evaluation_by_itself(llm, vocabulary) -> None:
-    asked = list(questions(task("kv-short"), 4, 200, ModelTokenizer(llm), 1))
+    asked = task("kv-short").samples(4, 200, ModelTokenizer(llm), 1)
     setting = pypcd.PCDConfig(gamma=12)
-    for (prompt, (answer,)), (plain, mine) in zip(
-        asked, measure(Session(llm), asked, {BASELINE: None, "PCD": setting}, vocabulary)
-    ):
+    found = measure(Session(llm), asked, {BASELINE: None, "PCD": setting}, vocabulary)
+    for sample, (plain, mine) in zip(asked, found):
+        prompt, (answer,) = sample.prompt, sample.answers
         limit = contrasted(rounding_of(llm, prompt_tokens(llm, prompt)), setting.beta)
         llm.pcd = setting
         llm.eval(prompt_tokens(llm, prompt))
@@ -182,7 +181,9 @@ def test_a_quotation_mark_is_not_yet_the_answer() -> None:
             "pcd": [[0, 9, 9, 9, 9], [0, 5, 3, 4, -57.5]],  # given the mark, whatever it would write itself
         }
     )
-    [readings] = measure(session, [(Prompt(after="q"), ("c",))], {BASELINE: None, "PCD": pypcd.PCDConfig()}, Letters())
+    [readings] = measure(
+        session, [Sample(0, Prompt(after="q"), ("c",))], {BASELINE: None, "PCD": pypcd.PCDConfig()}, Letters()
+    )
     plain, mine = readings
     assert (plain.n_skipped, mine.n_skipped) == (1, 1)
     assert (plain.rank, mine.rank) == (2, 2)  # b above; a tie with d does not count; a above
@@ -195,7 +196,7 @@ def test_a_quotation_mark_is_not_yet_the_answer() -> None:
 def test_an_excluded_gold_token_keeps_its_place_behind_the_others() -> None:
     session = Scripted({"plain": [[0, 1, 3, 2, 2.5]], "pcd": [[-57.5, 5, 3, -55.5, -55]]})
     [[plain, mine]] = measure(
-        session, [(Prompt(after="q"), ("c",))], {BASELINE: None, "PCD": pypcd.PCDConfig()}, Letters()
+        session, [Sample(0, Prompt(after="q"), ("c",))], {BASELINE: None, "PCD": pypcd.PCDConfig()}, Letters()
     )
     assert (plain.rank, mine.rank) == (3, 4) and mine.gold_logit is None
 
@@ -203,5 +204,5 @@ def test_an_excluded_gold_token_keeps_its_place_behind_the_others() -> None:
 @pytest.mark.usefixtures("without_tokenizer")
 def test_a_model_that_writes_only_marks_comes_to_an_end() -> None:
     marks = [[9.0, 1, 1, 1, 1]] * 20
-    [[plain]] = measure(Scripted({"plain": marks}), [(Prompt(after="q"), ("c",))], {BASELINE: None}, Letters())
+    [[plain]] = measure(Scripted({"plain": marks}), [Sample(0, Prompt(after="q"), ("c",))], {BASELINE: None}, Letters())
     assert plain.n_skipped == 8 and plain.rank == 2
