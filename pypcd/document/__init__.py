@@ -16,7 +16,6 @@ from typing import Any
 from pypcd.document import pdf
 from pypcd.errors import InputError, PCDError, require
 from pypcd.find.segments import pieces
-from pypcd.prompt import Prompt
 
 __all__ = ["SPACE", "Document", "document_of", "read_document"]
 
@@ -82,10 +81,6 @@ class Document:
         else:
             what, numbers = "line", [self.text.count("\n", 0, at) + self.first_line for at in (begin, last)]
         return f"{what} {numbers[0]}" if numbers[0] == numbers[1] else f"{what}s {numbers[0]}-{numbers[1]}"
-
-    def prompt(self, question: str = "") -> Prompt:
-        """The text and a question about it, for decoding methods."""
-        return Prompt(segments=self.segments, after=SPACE + question)
 
 
 def read_document(path: str | os.PathLike[str]) -> Document:

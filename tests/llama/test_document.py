@@ -29,7 +29,6 @@ def test_texts(tmp_path: Path, data: bytes, segments: tuple[str, ...]) -> None:
     document = read_document(tmp_path / "report.md")
     assert document.name == "report.md" and document.segments == segments
     assert document.text == "".join(segments) and document.pages == ()
-    assert document.prompt("Who?").text == f"{document.text}\n\nWho?"
 
 
 def test_a_pdf(tmp_path: Path) -> None:
