@@ -10,6 +10,7 @@
 #include "server-schema.h"
 #include "subproc.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
@@ -176,7 +177,18 @@ private:
 
 static std::vector<std::unique_ptr<worker>> idle; // the last one has read documents last
 
+static std::atomic<int>     n_busy { 0 };
+static std::atomic<int64_t> t_busy { 0 };
+
+int64_t server_pcd_last_busy() {
+    return n_busy > 0 ? ggml_time_ms() : t_busy.load();
+}
+
 json server_pcd_ask_worker(const json & request, const reply_fn & own) {
+    struct busy {
+        busy()  { ++n_busy; }
+        ~busy() { t_busy = ggml_time_ms(); --n_busy; }
+    } at_work;
     std::unique_ptr<worker> cur;
     {
         std::unique_lock<std::mutex> lock(mutex_idle);

@@ -44,6 +44,9 @@ void server_pcd_documents_load(
 // A worker's answer to a request; own replies to its calls. Throws std::invalid_argument if the client is to blame.
 common_json server_pcd_ask_worker(const common_json & request, const std::function<common_json(const common_json & call)> & own = nullptr);
 
+// When a worker was last at work, in ggml_time_ms(): a server that sleeps has no model, which a worker asks.
+int64_t server_pcd_last_busy();
+
 // have a thread do something, behind what it has to do already
 void server_pcd_later(std::function<void()> what);
 
