@@ -295,6 +295,7 @@ def _storable(text: str) -> str:
 
 
 _SPACE: Any = re.compile(rb"\s*")
+_MARK = re.compile(r"[^\w\s].*\w.*[^\w\s]")  # no word, which a vocabulary may have such tokens for too
 _EDGE = "\x0b"  # white space that a template takes away if it strips its messages
 
 
@@ -377,9 +378,10 @@ def _cuts(llm: Any, parts: Sequence[Piece], text: bytes) -> list[int]:
     own = {part.text.encode() for part in parts if part.text and not part.kind}
     own.add(llm.metadata.get("tokenizer.chat_template", "").encode())  # which has other roles' too
     made = itertools.chain.from_iterable(_pieces(llm, llm.tokenize(one, add_bos=False, special=True)) for one in own)
-    marks = sorted({letters for _, letters, is_read in made if is_read and letters.strip()}, key=len, reverse=True)
+    marks = {letters for _, letters, is_read in made if is_read and _MARK.fullmatch(letters.decode())}
     borders, cuts = [0, *itertools.accumulate(len(part.text.encode()) for part in parts)], list[int]()
-    for found in re.finditer(b"|".join(map(re.escape, marks)), text) if marks else ():
+    any_mark = b"|".join(map(re.escape, sorted(marks, key=len, reverse=True)))
+    for found in re.finditer(any_mark, text) if marks else ():
         at = bisect.bisect_right(borders, found.start()) - 1
         if parts[at].kind or found.end() > borders[at + 1]:
             cuts.append(found.start() + len(found[0].decode()[0].encode()))
