@@ -396,13 +396,31 @@ class Llama(llama_cpp.Llama):
         """
         return self._call(pcd, super().create_completion, *args, **kwargs)
 
-    if TYPE_CHECKING:
-        __call__ = create_completion  # type: ignore[assignment]  # llama_cpp.Llama's has no overloads
-    else:
-
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            """create_completion()."""
-            return self.create_completion(*args, **kwargs)
+    @overload  # type: ignore[override]
+    def __call__(
+        self,
+        prompt: str | list[int],
+        *,
+        stream: Literal[False] = False,
+        pcd: PCDSetting = None,
+        **kwargs: Unpack[options.Completion],
+    ) -> CreateCompletionResponse: ...
+    @overload
+    def __call__(
+        self,
+        prompt: str | list[int],
+        *,
+        stream: Literal[True],
+        pcd: PCDSetting = None,
+        **kwargs: Unpack[options.Completion],
+    ) -> Iterator[CreateCompletionResponse]: ...
+    @overload
+    def __call__(
+        self, prompt: str | list[int], *, stream: bool, pcd: PCDSetting = None, **kwargs: Unpack[options.Completion]
+    ) -> CreateCompletionResponse | Iterator[CreateCompletionResponse]: ...
+    def __call__(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
+        """create_completion()."""
+        return self.create_completion(*args, pcd=pcd, **kwargs)
 
     @overload  # type: ignore[override]
     def create_chat_completion(
