@@ -106,12 +106,14 @@ def test_an_answer_counts_as_found_if_all_of_it_is_in_passages(passages, paragra
 
 def test_finders_are_held_against_the_first_one() -> None:
     nothing, right = ({"answer": found, "paragraph": found, "passages": int(found)} for found in (False, True))
-    rest = {"tokens": 100, "seconds": 0.25}
+    rest = {"tokens": 100, "seconds": 0.25, "score": 1.5}
     _, _, none, some = finding.table(
         {"none": [nothing | rest] * 30, "some": [right | rest] * 15 + [nothing | rest] * 15}
     )
-    assert none == "| none | 0.0 | +0.0 [+0.0, +0.0] ~ | 0 / 0 | 0.0% | 0.00 | 100 | 0.25 |"
-    assert re.fullmatch(r"\| some \| 50.0 \| \+50.0 \[.*\] \| 15 / 0 \| 50.0% \| 0.50 \| 100 \| 0.25 \|", some)
+    assert none == "| none | 0.0 | +0.0 [+0.0, +0.0] ~ | 0 / 0 | 0.0% | 0.00 | 100 | 0.25 | 1.50, 1.50, 1.50 |"
+    assert re.fullmatch(
+        r"\| some \| 50.0 \| \+50.0 \[.*\] \| 15 / 0 \| 50.0% \| 0.50 \| 100 \| 0.25 \| 1.50, 1.50, 1.50 \|", some
+    )
 
 
 def test_keyword_search_finds_the_key_and_seldom_what_is_reworded(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,3 +128,6 @@ def test_keyword_search_finds_the_key_and_seldom_what_is_reworded(capsys: pytest
     published = rows("--questions=xquad", "--n=100")
     assert sum(row["answer"] for row in published) >= 90
     assert sum(row["answer"] for row in rows("--questions=reworded")) <= 10
+    foreign = rows("--questions=xquad", "--foreign", "--n=100")
+    assert not {row["id"] for row in foreign} & {row["id"] for row in published}
+    assert sum(row["score"] for row in foreign) < 0.7 * sum(row["score"] for row in published)
