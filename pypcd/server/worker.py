@@ -81,7 +81,10 @@ class Model(Elsewhere):
         for given, made in zip(self.messages, messages):
             is_said = given["role"] in _OURS or (given["role"] == "assistant" and isinstance(given["content"], str))
             whole.append({**given, "content": made["content"]} if is_said else given)
-        return ChatFormatterResponse(prompt=self.call("render", whole))
+        # llama.cpp takes a template's beginning of text away, and its tokenizer adds one, which here the template alone decides on
+        template = self.metadata.get("tokenizer.chat_template", "")
+        begins = "bos_token" in template or (self.bos >= 0 and self.call("pieces", [self.bos])[0][1] in template)
+        return ChatFormatterResponse(prompt=self.call("render", whole), added_special=bool(template) and not begins)
 
     @property
     def weights_id(self) -> str:

@@ -235,7 +235,7 @@ def test_the_prompt_is_pythons_token_for_token(tiny: Tiny, name: str, template: 
 
 def test_no_document_has_a_mark_of_the_templates(tiny: Tiny) -> None:
     """That is no control token, but read wherever its letters stand."""
-    template = "{{ bos_token }}{% for m in messages %}<|you|>{{ m['content'] }}{% endfor %}<|me|>{% if false %}<|tool|>{% endif %}"
+    template = "{% for m in messages %}<|you|>{{ m['content'] }}{% endfor %}<|me|>{% if false %}<|tool|>{% endif %}"
     made = ("<|you|>", "<|me|>", "<|tool|>")
     path = str(tiny("llama", seed=3, chat_template=template, defined=made, n_ctx_train=8192))
     with pypcd.Llama(path, pcd=False, n_ctx=2048, n_gpu_layers=0) as llm, ready(path, parallel=1) as server:
