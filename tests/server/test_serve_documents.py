@@ -8,6 +8,7 @@ import concurrent.futures
 import io
 import os
 import random
+import shlex
 import signal
 import sys
 import zipfile
@@ -383,7 +384,9 @@ def test_one_that_ended_is_replaced_and_there_are_two_at_most() -> None:
 @pytest.mark.skipif(os.name == "nt", reason="a shell script")
 def test_what_takes_too_long_is_a_sentence(tmp_path: Path) -> None:
     python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\nexec {sys.executable} -m pypcd.server.worker 0.0001\n", encoding="utf-8")
+    python.write_text(
+        f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -m pypcd.server.worker 0.0001\n", encoding="utf-8"
+    )
     python.chmod(0o755)
     server = Server("demo", port=0, parallel=1, options=SMALL)
     server.environment["PYPCD_PYTHON"] = str(python)
