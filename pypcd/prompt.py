@@ -182,8 +182,9 @@ class Elsewhere(abc.ABC):
     def render(self, messages: list[Any]) -> llama_chat_format.ChatFormatterResponse: ...
 
 
-# of each model: the texts of the tokens that were seen, and the prompts that were laid last
+# of each model: the texts of the tokens that were seen, the marks in its template, and the prompts that were laid last
 _PIECES: weakref.WeakKeyDictionary[Any, dict[int, tuple[bytes, bytes, bool]]] = weakref.WeakKeyDictionary()
+_MARKS: weakref.WeakKeyDictionary[Any, frozenset[bytes]] = weakref.WeakKeyDictionary()
 _LAID: weakref.WeakKeyDictionary[Any, dict[Any, Laid]] = weakref.WeakKeyDictionary()
 _N_LAID = (
     4  # a question is laid by itself, by other methods, and with its passages; in a context of 32k each takes a second
@@ -191,7 +192,8 @@ _N_LAID = (
 
 
 def _pieces(llm: Any, tokens: Sequence[int]) -> list[tuple[bytes, bytes, bool]]:
-    """Of each token its text, which is empty for a control token, the letters of that, and whether it is read wherever they stand."""
+    """Of each token its text, which is empty for a control token, the letters of that, and whether it is a mark: no control token, but read
+    wherever they stand, such as DeepSeek's <｜User｜>."""
     known = _PIECES.setdefault(llm, {})
     for token in set(tokens) - known.keys():
         text, letters, is_read = (
@@ -199,7 +201,7 @@ def _pieces(llm: Any, tokens: Sequence[int]) -> list[tuple[bytes, bytes, bool]]:
             if isinstance(llm, Elsewhere)
             else (token_bytes(llm, token), token_text(llm, token), is_defined(llm, token))
         )
-        known[token] = text, letters.encode(), is_read
+        known[token] = text, letters.encode(), is_read and bool(_MARK.fullmatch(letters))
     return [known[token] for token in tokens]
 
 
@@ -373,12 +375,10 @@ def _tokens(llm: Any, parts: Sequence[Piece], add_bos: bool) -> tuple[list[int],
 
 
 def _cuts(llm: Any, parts: Sequence[Piece], text: bytes) -> list[int]:
-    """Where a text is read in two, so that a message opens no role's turn: behind the first letter of each mark of the template's in it that
-    is no control token, but read wherever its letters stand, such as DeepSeek's <｜User｜>."""
-    own = {part.text.encode() for part in parts if part.text and not part.kind}
-    own.add(llm.metadata.get("tokenizer.chat_template", "").encode())  # which has other roles' too
-    made = itertools.chain.from_iterable(_pieces(llm, llm.tokenize(one, add_bos=False, special=True)) for one in own)
-    marks = {letters for _, letters, is_read in made if is_read and _MARK.fullmatch(letters.decode())}
+    """Where a text is read in two, so that a message opens no role's turn: behind the first letter of each of the template's marks in it."""
+    if llm not in _MARKS:  # with other roles'
+        _MARKS[llm] = _marks(llm, llm.metadata.get("tokenizer.chat_template", ""))
+    marks = _MARKS[llm].union(*(_marks(llm, part.text) for part in parts if part.text and not part.kind))
     borders, cuts = [0, *itertools.accumulate(len(part.text.encode()) for part in parts)], list[int]()
     any_mark = b"|".join(map(re.escape, sorted(marks, key=len, reverse=True)))
     for found in re.finditer(any_mark, text) if marks else ():
@@ -386,6 +386,11 @@ def _cuts(llm: Any, parts: Sequence[Piece], text: bytes) -> list[int]:
         if parts[at].kind or found.end() > borders[at + 1]:
             cuts.append(found.start() + len(found[0].decode()[0].encode()))
     return cuts
+
+
+def _marks(llm: Any, text: str) -> frozenset[bytes]:
+    made = _pieces(llm, llm.tokenize(text.encode(), add_bos=False, special=True))
+    return frozenset(letters for _, letters, is_mark in made if is_mark)
 
 
 def _apart(

@@ -62,8 +62,8 @@ class Document:
         return pieces(self.text)
 
     def place(self, begin: int, end: int) -> str:
-        """Where a part of the text stands, for people: "page 3", "pages 3-4", or without pages "line 12", "lines 12-14" of the file, from 1. White
-        space at the part's end does not count.
+        """Where a part of the text stands, for people: "page 3", "pages 3-4", or without pages "line 12", "lines 12-14" of the file,
+        from 1. White space at the part's end does not count.
 
         Args:
             begin, end: its offsets in the text.

@@ -178,7 +178,7 @@ class Llama(llama_cpp.Llama):
             # generate() writes a drafted text's next token down before eval() can say that it does not fit
             self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
             self._fingerprint = saved_state.fingerprint(path)
-            # what tells these files from others, also before they were changed
+            # what tells these files from others, also before they were changed: 16 hexadecimal digits
             self.weights_id = saved_state.weights_id(path)
             self._keeps_state = lib.is_recurrent(self)
             self._apply(config)

@@ -65,10 +65,13 @@ class Model(Elsewhere):
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         tokens: list[int] = self.call("tokenize", [text.decode(), add_bos, special])
+        self._know(tokens)
+        return tokens
+
+    def _know(self, tokens: Sequence[int]) -> None:
         new = sorted(set(tokens) - self._pieces.keys())
         for token, (numbers, letters, defined) in zip(new, self.call("pieces", new) if new else ()):
             self._pieces[token] = bytes(numbers), letters, defined
-        return tokens
 
     def token_bos(self) -> int:
         return self.bos
@@ -83,7 +86,9 @@ class Model(Elsewhere):
             whole.append({**given, "content": made["content"]} if is_said else given)
         # llama.cpp takes a template's beginning of text away, and its tokenizer adds one, which here the template alone decides on
         template = self.metadata.get("tokenizer.chat_template", "")
-        begins = "bos_token" in template or (self.bos >= 0 and self.call("pieces", [self.bos])[0][1] in template)
+        own = [self.bos] if self.bos >= 0 else []
+        self._know(own)
+        begins = "bos_token" in template or any(self.piece(token)[1] in template for token in own)
         return ChatFormatterResponse(prompt=self.call("render", whole), added_special=bool(template) and not begins)
 
     @property
