@@ -153,9 +153,11 @@ struct reader {
                 weights.push_back(part_of(t, 2, head, 1));
             }
         }
+        const auto sinks = is_flash && t->src[4] ? floats_of(t->src[4]) : std::vector<float>(n_heads, -INFINITY);
         each(weights, [&](size_t i, std::vector<float> & x) {
             for (int32_t k = 0; is_flash && k < n; ++k) {
-                soften(t, heads.at(il)[i], n_cells, &rows[k*n_cells], &x[k*n_cells]);
+                const int64_t head = heads.at(il)[i];
+                soften(t, head, n_cells, &rows[k*n_cells], sinks[head], &x[k*n_cells]);
             }
         });
         for (const auto & x : weights) {
@@ -207,9 +209,8 @@ struct reader {
     }
 
     // one row of q K to weights
-    static void soften(const ggml_tensor * t, int64_t head, int64_t n_cells, const float * mask, float * x) {
+    static void soften(const ggml_tensor * t, int64_t head, int64_t n_cells, const float * mask, float sink, float * x) {
         const float scale = param(t, 0), cap = param(t, 2), slope = slope_of(param(t, 1), head, t->src[0]->ne[2]);
-        const float sink  = t->src[4] ? floats_of(t->src[4])[head] : -INFINITY;
 
         float top = sink;
         for (int64_t c = 0; c < n_cells; ++c) {

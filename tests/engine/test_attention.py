@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import c_functions
 import llama_cpp
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ ENGINES = ["native", "stock"] if engine.is_native() else ["stock"]
 Q8, Q4 = ({"type_k": kind, "type_v": kind, "flash_attn": True} for kind in (8, 2))  # ggml's numbers
 
 engines = pytest.mark.parametrize("kind", ENGINES)
+native = pytest.mark.skipif(not engine.is_native(), reason="a function of pypcd's own library")
 
 
 def read(llm: pypcd.Llama, heads: Any = None, text: list[int] = TEXT) -> dict[int, np.ndarray]:
@@ -206,10 +208,33 @@ def test_a_window_that_has_moved_on_cannot_be_rewound(tiny: Tiny, load: Load, tm
     assert engine.rewind(llm, 0, 0)
 
 
+# -- in C ----------------------------------------------------------------------------------------------------------------
+
+
+@native
+@pytest.mark.parametrize("how", [{}, {"flash_attn": True, "f16": True}, {"n_ubatch": 7}])
+@pytest.mark.parametrize("arch", [arch for arch in (*ATTENTION_ARCHS, "lfm2") if arch not in UNKNOWN])
+def test_what_llama_server_reads_is_the_references(arch: str, how: dict[str, Any], tiny: Tiny, load: Load) -> None:
+    """The average over the tokens, of heads of several layers together."""
+    path = tiny(arch)
+    llm, ref = load(path, False, **how), reference(path, cpu_rounding=True)
+    llm.eval(TEXT[:N_PAST])
+    attention = ref.trace(TEXT).attention
+    heads = [(il, head) for il in wanted(path) for head in range(0, len(attention[il]), 2)]
+    expected = sum(attention[il][head, N_PAST:].mean(axis=0) for il, head in heads)
+    got = c_functions.attention(llm, N_PAST, TEXT[N_PAST:], heads)
+    close(got, expected, tolerance(path, of=expected, **shape(llm)))
+
+
 # -- every architecture --------------------------------------------------------------------------------------------------
 
 FOLDER = Path(os.environ.get("PYPCD_ARCH_MODELS", "models"))
 FILES = json.loads((Path(__file__).parents[2] / "docs/lab/architectures.json").read_text())["models"]
+# with caches of a second kind, whose cells libllama's part does not tell: llama-server finds by keyword search there, and says so
+UNKNOWN_CACHES = {
+    f"{name}-moe.gguf"
+    for name in ("dots3note", "deepseek32", "glm-dsa", "glm5-next", "minimax-m3", "hy_v4", "qwen4exp")
+}
 
 
 @pytest.mark.skipif(not engine.is_native(), reason="llama.cpp's own weights are read by pypcd's library")
@@ -241,6 +266,19 @@ def test_on_every_architecture_of_llama_cpp(file: str, load: Load) -> None:
         close(sums, own[il], 1e-3)
     for il, sums in found[1].items():
         close(sums, own[il], 1e-2 * own[il].max())
+    engine.clear(flash)
+    flash.eval(SMALL[:N_PAST])
+    heads = [(il, 0) for il in found[1]]
+    if file in UNKNOWN_CACHES:
+        with pytest.raises(UnsupportedError, match="cannot be read in this context"):
+            c_functions.attention(flash, N_PAST, SMALL[N_PAST:], heads)
+        return
+    in_c = c_functions.attention(flash, N_PAST, SMALL[N_PAST:], heads)
+    engine.clear(flash)
+    flash.eval(SMALL[:N_PAST])
+    n = len(SMALL) - N_PAST
+    in_python = engine.attention(flash, SMALL[:N_PAST], SMALL[N_PAST:], [1 / n] * n)
+    close(in_c, sum(pays[0] for pays in in_python.values()), 1e-4)
 
 
 # -- what cannot be read -------------------------------------------------------------------------------------------------
@@ -265,6 +303,20 @@ def test_layers_that_are_not_there_are_refused(arch: str, heads: Any, kind: str,
     llm.eval(TEXT[:N_PAST])
     with pytest.raises(UnsupportedError, match="the attention of this model cannot be read in this context"):
         read(llm, heads)
+
+
+@native
+def test_in_c_they_are_refused_too(tiny: Tiny, load: Load) -> None:
+    for arch, heads, said in (
+        ("mamba", [(0, 0)], "the attention of this model cannot be read in this context"),
+        ("llama", [(3, 0)], "the attention of this model cannot be read in this context"),
+        ("gemma2", [(0, 0)], "the attention of this model cannot be read in this context"),
+        ("llama", [(1, 9)], "layer 1 of this model has 4 heads, so its head 9 cannot be read"),
+    ):
+        llm = load(tiny(arch), False)
+        llm.eval(TEXT[:N_PAST])
+        with pytest.raises(UnsupportedError, match=said):
+            c_functions.attention(llm, N_PAST, TEXT[N_PAST:], heads)
 
 
 @engines

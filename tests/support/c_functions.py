@@ -1,11 +1,17 @@
-"""The method in C (cpp/llama-pcd*.h), which pypcd itself never calls: tests compare it with pypcd.settings.formula."""
+"""Functions in C (cpp/llama-pcd*.h) that pypcd itself never calls. The method: tests compare it with pypcd.settings.formula. And attention,
+which llama-server reads."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+
+import llama_cpp
+import numpy as np
 
 from pypcd.engine import _bindings
-from pypcd.engine._bindings import bind, float_p
+from pypcd.engine._bindings import bind, ctx_p, float_p
+from pypcd.engine._calls import call
 
 pcd_default_params = bind("llama_pcd_default_params", _bindings.Params)
 pcd_rho = bind(
@@ -47,3 +53,27 @@ pcd_strength = bind(
     "llama_pcd_strength", ctypes.c_float, float_p, float_p, ctypes.c_int32, ctypes.c_float, ctypes.c_int32
 )
 pcd_entropy = bind("llama_pcd_entropy", ctypes.c_float, float_p, ctypes.c_int32)
+pcd_attention = bind(
+    "llama_pcd_attention",
+    ctypes.c_int32,
+    ctx_p,
+    ctypes.c_int32,
+    ctypes.POINTER(ctypes.c_int32),
+    ctypes.c_int32,
+    ctypes.c_int32,
+    ctypes.POINTER(ctypes.c_int32),
+    ctypes.c_int32,
+    ctypes.POINTER(ctypes.c_double),
+    ctypes.c_char_p,
+    ctypes.c_size_t,
+)
+
+
+def attention(llm: llama_cpp.Llama, n_past: int, tokens: Sequence[int], heads: Sequence[tuple[int, int]]) -> np.ndarray:
+    """What tokens behind the first n_past of sequence 0 pay to each position, averaged over them and summed over (layer, head);
+    float64[n_past + len(tokens)]."""
+    pays = (ctypes.c_double * (n_past + len(tokens)))()
+    flat = [number for pair in heads for number in pair]
+    numbers = [(ctypes.c_int32 * len(some))(*some) for some in (tokens, flat)]
+    call(pcd_attention, llm, 0, numbers[0], len(tokens), n_past, numbers[1], len(heads), pays)
+    return np.array(pays)
