@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from conftest import F32, Tiny
-from serving import SMALL, ask, ready, within
+from serving import SMALL, ask, complete, ready, with_workers, within
 from test_serve_documents import CHAT, TEMPLATE, TOKENS, notes, said, whole, with_file
 
 import pypcd
@@ -100,6 +100,38 @@ def test_python_and_the_server_read_each_others(model: str, prompts: PromptCache
     wrote, read = (one() for one in order)
     (entry,) = prompts.entries()
     assert wrote == (read[0], 0) and read[1] == entry.n_tokens >= MIN_TOKENS
+
+
+WAITING = """
+import pathlib, time
+from pypcd.server import worker
+
+keep, folder = worker._keep, pathlib.Path(__file__).parent
+
+def kept(request, model):
+    (folder / "begun").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    return keep(request, model)
+
+worker._keep = kept
+worker.main()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell script")
+def test_nobody_waits_while_a_text_is_written_to_disk(model: str, prompts: PromptCache, tmp_path: Path) -> None:
+    with with_workers(WAITING, tmp_path, model, parallel=2) as server:
+        first = answer_of(server)
+        assert within((tmp_path / "begun").exists) and not prompts.entries()
+        assert complete(server, "1 2 3", n_predict=4)["tokens"]
+        again = answer_of(server)
+        assert again[0] == first[0] and again[1] > 0.8 * MIN_TOKENS, (
+            "its slot has the text, whose file is not there yet"
+        )
+        assert not prompts.entries()
+        (tmp_path / "go").touch()
+        assert within(lambda: len(prompts.entries()) == 1)
 
 
 def test_only_what_is_equal_is_read_back(model: str, tiny: Tiny, prompts: PromptCache) -> None:

@@ -8,9 +8,7 @@ import concurrent.futures
 import io
 import os
 import random
-import shlex
 import signal
-import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import Any
 import pytest
 from conftest import F32, Tiny
 from documents import pdf
-from serving import PROMPTS, SMALL, ask, complete, last_timings, ready
+from serving import PROMPTS, SMALL, ask, complete, last_timings, ready, with_workers
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
@@ -383,15 +381,8 @@ def test_one_that_ended_is_replaced_and_there_are_two_at_most() -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="a shell script")
 def test_what_takes_too_long_is_a_sentence(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(
-        f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -m pypcd.server.worker 0.0001\n", encoding="utf-8"
-    )
-    python.chmod(0o755)
-    server = Server("demo", port=0, parallel=1, options=SMALL)
-    server.environment["PYPCD_PYTHON"] = str(python)
-    with server.running():
-        assert server.wait_until_ready()
+    code = "import sys\nfrom pypcd.server import worker\nsys.argv[1] = '0.0001'\nworker.main()\n"
+    with with_workers(code, tmp_path, parallel=1) as server:
         said = rejected(server, documents=[{"name": "a", "text": "b"}], messages=[{"role": "user", "content": "c"}])
         assert said.startswith("the documents took more than 60 seconds"), said
         assert complete(server, "a", n_predict=1)["tokens"]

@@ -9,9 +9,12 @@ import contextlib
 import http.client
 import http.server
 import json
+import shlex
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,6 +100,22 @@ def ask(server: Any, path: str, body: Any = None, **headers: str) -> tuple[int, 
 def ready(model: Any = "demo", **given: Any) -> Iterator[Server]:
     """A block in which a server answers requests, on a free port."""
     with Server(model, **{"port": 0, "options": SMALL, **given}).running() as server:
+        assert server.wait_until_ready()
+        yield server
+
+
+@contextlib.contextmanager
+def with_workers(code: str, folder: Path, model: Any = "demo", **given: Any) -> Iterator[Server]:
+    """ready(), with processes that read documents as a program says, which stands in a file of the folder."""
+    program, python = folder / "worker.py", folder / "python"
+    program.write_text(code, encoding="utf-8")
+    python.write_text(
+        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(program))} "$3"\n', encoding="utf-8"
+    )
+    python.chmod(0o755)
+    server = Server(model, **{"port": 0, "options": SMALL, **given})
+    server.environment["PYPCD_PYTHON"] = str(python)
+    with server.running():
         assert server.wait_until_ready()
         yield server
 
