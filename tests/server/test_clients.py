@@ -267,7 +267,6 @@ PROGRAMS = {
     re.search(r"(?m)^(?:from|import) (\w+)", text)[1]: text
     for text in re.findall(r"(?ms)^```python\n(.*?)^```", SECTION)
 }
-(LINE,) = re.findall(r"(?ms)^```sh\n(.*?)^```", SECTION)
 CAPITAL = "What is the capital of France?"
 OURS = "http://127.0.0.1:8080"
 
@@ -320,13 +319,6 @@ def test_the_program_with_a_document_prints_answer_and_passages(
     assert status == 200
     wanted = [answer["choices"][0]["message"]["content"], "report.txt line 3 Signed by Ruth Amsel."]
     assert said == "\n".join(wanted) + "\n"
-
-
-@needs_curl
-def test_the_line_of_the_page_gives_the_answer_with_its_setting(server: Server) -> None:
-    assert OURS in LINE
-    (choice,) = shell(LINE.replace(OURS, server.url))["choices"]
-    assert choice["message"]["content"] == complete(server, CAPITAL, pcd=setting_of(LINE), n_predict=32)["content"]
 
 
 @needs_curl
