@@ -153,8 +153,8 @@ class Laid:
         segments: of each segment the index of its first token, and one past its last; a token across a border counts for both. Empty
             if the model's tokenizer changes the text, so that nobody can tell.
         question: the same of the last question; None: there is none, or nobody can tell.
-        n_text: how many tokens are whole before the end of the last segment; 0: there is none, or nobody can tell. Prompts that
-            differ behind it have these in common.
+        n_text: how many tokens are whole before the end of the last segment, of those before the first question about them; 0: there is
+            none, or nobody can tell. Prompts that differ behind it have these in common.
         stop: texts that end an answer.
     """
 
@@ -237,13 +237,14 @@ def _laid(llm: Any, turns: Sequence[Turn], chat: bool, answer_prefix: str) -> La
     if not ends:
         return Laid(tokens, [], None, 0, stop)
     spans: list[tuple[str, int, int]] = []
-    at = n_text = 0
+    at, n_text, is_asked = 0, 0, False
     for part in parts:
         last = at + len(part.text.encode())
         first = int(np.searchsorted(ends, at, side="right"))
         spans.append((part.kind, first, int(np.searchsorted(ends, last - 1, side="right")) + 1 if last > at else first))
-        if part.kind == "segment":
+        if part.kind == "segment" and not is_asked:
             n_text = int(np.searchsorted(ends, last, side="right"))
+        is_asked = is_asked or (part.kind == "question" and n_text > 0)
         at = last
     segments = [(first, last) for kind, first, last in spans if kind == "segment"]
     asked = [(first, last) for kind, first, last in spans if kind == "question" and last > first]

@@ -2,6 +2,7 @@
 
 python -m research.finding MODEL --finder bm25,attention,both --questions reworded
 python -m research.finding MODEL --finder bm25,both --n 40 --answers      # how many answers are right: plain, and with passages repeated
+python -m research.finding MODEL --finder both --answers --read all,4000,1000       # the same of texts that are read in parts
 python -m research.finding MODEL --finder attention --foreign             # the scores of what is found for questions that the text does not answer
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from pypcd import find
-from pypcd.ask import prompt_of, sources_of
+from pypcd.ask import prompt_of, read_of, sources_of
 from pypcd.cli import _loading, _options
 from pypcd.decode import Session
 from pypcd.document import Document
@@ -40,9 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--questions", default="xquad", help="xquad, reworded, kv, or a file of HotpotQA's")
     add("--half", choices=("first", "second"), default="first")
     add("--n", type=_options.at_least(1), default=200, help="questions")
-    add("--paragraphs", type=_options.at_least(2), default=55, help="of a text of XQuAD")
+    add("--paragraphs", type=_options.at_least(2), help="of a text (55 of XQuAD, HotpotQA's own)")
     add("--foreign", action="store_true", help="ask each text of XQuAD the questions of the other half")
     add("--answers", action="store_true", help="answer too; first plainly")
+    add("--read", default="all", help="with --answers: how much of a text is read, such as all,4000")
     _options.add_n_ctx(parser)
     _options.add_machine(parser)
     add("--json", action="store_true", help="print a line for each finder and question")
@@ -50,18 +52,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.questions in ("xquad", "reworded"):
-        texts = xquad(args.half, args.n, args.paragraphs, args.questions == "reworded")
+        texts = xquad(args.half, args.n, args.paragraphs or 55, args.questions == "reworded")
     else:
-        texts = records(args.half, args.n) if args.questions == "kv" else hotpot(args.questions, args.half, args.n)
+        texts = (
+            records(args.half, args.n)
+            if args.questions == "kv"
+            else hotpot(args.questions, args.half, args.n, args.paragraphs or 0)
+        )
     if args.foreign:
-        others = xquad("first" if args.half == "second" else "second", args.n, args.paragraphs)
+        others = xquad("first" if args.half == "second" else "second", args.n, args.paragraphs or 55)
         texts = (
             (text, [one._replace(paragraphs=[], needed=[]) for one in asked])
             for (text, _), (_, asked) in zip(texts, others)
         )
     llm = _loading.open_model(args.model, n_ctx=args.n_ctx, **_options.machine_options(args))
     session, look = Session(llm), answered if args.answers else found
-    by = {name: list[Row]() for name in (*["plain"] * args.answers, *_options.names(args.finder))}
+    by = {name: list[Row]() for name in _options.names(args.finder)}
+    if args.answers:
+        arms = itertools.product(_options.names(args.read), ("plain", *by))
+        by = {name if read == "all" else f"{name}, read {read}": list[Row]() for read, name in arms}
     for (text, asked), name in itertools.product(texts, by):  # a text is read once, whatever the finder
         for one in asked:
             by[name].append(look(session, name, text, one))
@@ -86,9 +95,12 @@ def found(session: Session, finder: str, text: str, asked: Asked) -> Row:
 
 
 def answered(session: Session, finder: str, text: str, asked: Asked) -> Row:
-    """An answer with the passages of a finder repeated ("plain": without), and whether it is right, as SQuAD compares texts."""
-    method, begin = "plain" if finder == "plain" else f"replay:finder={finder}", time.perf_counter()
-    answer = session.llm.ask(_document(text), asked.question, method=method, max_tokens=96, cache=False)
+    """An answer with the passages of a finder repeated ("plain": without), and whether it is right, as SQuAD compares texts. Behind a finder's
+    name may stand how much of the text is read."""
+    name, _, read = finder.partition(", read ")
+    method, begin = "plain" if name == "plain" else f"replay:finder={name}", time.perf_counter()
+    how: Any = {"method": method, "read": read_of(read or "all"), "max_tokens": 96, "cache": False}
+    answer = session.llm.ask(_document(text), asked.question, **how)
     seconds, spans = time.perf_counter() - begin, [(one.begin, one.end) for one in answer.passages]
     right = f" {_bare(asked.answer)} " in f" {_bare(answer.text)} "
     score = max((one.score for one in answer.passages), default=0.0)

@@ -58,10 +58,14 @@ def xquad(half: str, n: int, n_paragraphs: int, reworded: bool = False) -> Itera
         yield text, asked
 
 
-def hotpot(file: str, half: str, n: int) -> Iterator[Text]:
-    """HotpotQA: two paragraphs are needed, which stand among others. Questions with an even number are the first half."""
-    for row in json.loads(pathlib.Path(file).read_text(encoding="utf-8"))[half == "second" :: 2][:n]:
+def hotpot(file: str, half: str, n: int, n_paragraphs: int = 0) -> Iterator[Text]:
+    """HotpotQA: two paragraphs are needed, which stand among others, at least n_paragraphs in all. Questions with an even number are the
+    first half."""
+    rows = json.loads(pathlib.Path(file).read_text(encoding="utf-8"))[half == "second" :: 2]
+    for i, row in enumerate(rows[:n]):
         parts = [(row["title_a"], row["para_a"]), (row["title_b"], row["para_b"]), *(d[:2] for d in row["distractors"])]
+        others = [tuple(d[:2]) for other in [*rows[i + 1 :], *rows[:i]] for d in other["distractors"]]
+        parts += others[: max(n_paragraphs - len(parts), 0)]
         order = random.Random(row["_id"]).sample(range(len(parts)), len(parts))
         text, places = _joined([f"{parts[i][0]}\n{''.join(parts[i][1])}" for i in order])
         both = [places[order.index(k)] for k in (0, 1)]

@@ -338,9 +338,10 @@ bool server_pcd_chat(json & body, const std::function<json(json &)> & parse, jso
     }
     const json documents = take(body, "documents");
     const json replay    = take(body, "replay");
+    const json read      = take(body, "read");
 
     const bool is_list = body.contains("messages") && body.at("messages").is_array(); // else the route itself refuses it
-    const bool is_used = !documents.is_null() || !(replay.is_null() || replay.is_boolean());
+    const bool is_used = !documents.is_null() || !read.is_null() || !(replay.is_null() || replay.is_boolean());
     if (!is_list || !(is_used || has_files(body.at("messages")))) {
         return false;
     }
@@ -353,6 +354,7 @@ bool server_pcd_chat(json & body, const std::function<json(json &)> & parse, jso
         { "messages",  body.at("messages") },
         { "documents", documents },
         { "replay",    replay },
+        { "read",      read },
         { "model",     model },
         { "n_ctx",     server_pcd.n_ctx },
         { "bos",       llama_vocab_bos(server_pcd.vocab) },
@@ -374,7 +376,7 @@ bool server_pcd_chat(json & body, const std::function<json(json &)> & parse, jso
 }
 
 server_pcd_documents_ptr server_pcd_documents_of(const json & params) {
-    for (const char * field : { "documents", "replay" }) {
+    for (const char * field : { "documents", "replay", "read" }) {
         if (params.contains(field) && !params.at(field).is_null()) {
             throw std::invalid_argument(std::string("Field '") + field
                     + "': it belongs to chats, such as /v1/chat/completions; leave it out");

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from pypcd import engine
 from pypcd.ask.messages import Message, Source, documents_in, prompt_of, sources_of
+from pypcd.ask.reading import PARTS, Read, chosen, read_of, size
 from pypcd.decode import Answer as Written
 from pypcd.decode import Method, Session, parse
 from pypcd.decode.method import Writing
 from pypcd.decode.prompt_cache import PromptCache
 from pypcd.decode.rows import PCD, Plain
-from pypcd.document import Document, read_document
+from pypcd.document import Document
+from pypcd.document.folder import read_files
 from pypcd.errors import InputError, PCDError
 from pypcd.prompt import has_template
 
@@ -32,13 +34,18 @@ if TYPE_CHECKING:
     from pypcd.llama import Llama
 
 __all__ = [
+    "PARTS",
     "Answer",
     "Asking",
     "Message",
+    "Read",
     "Source",
     "ask",
+    "chosen",
     "documents_in",
     "prompt_of",
+    "read_of",
+    "size",
     "sources_of",
     "stoppable",
     "stream",
@@ -57,6 +64,7 @@ class Answer:
         plain: the answer without the method, if it was asked for.
         messages: the conversation up to this answer.
         written: figures: tokens, seconds, what PCD did.
+        read: what was read of the documents, such as "24 of 310 pages"; empty: all of them.
     """
 
     text: str
@@ -65,6 +73,7 @@ class Answer:
     plain: str | None
     messages: tuple[Message, ...]
     written: Written
+    read: str = ""
 
 
 class Asking:
@@ -74,8 +83,15 @@ class Asking:
         answer: what has come so far.
     """
 
-    def __init__(self, messages: Sequence[Message], writing: Writing) -> None:
-        self._messages, self._writing = messages, writing
+    def __init__(
+        self, messages: Sequence[Message], read: tuple[Sequence[Message], str], writing: Writing, note: str = ""
+    ) -> None:
+        """
+        Args:
+            read: as chosen() gives it for the messages.
+        """
+        self._messages, self._writing, self._note = messages, writing, note
+        self._turns, self._read = read
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._writing)
@@ -88,8 +104,9 @@ class Asking:
     def answer(self) -> Answer:
         written = self._writing.answer
         messages = (*self._messages, {"role": "assistant", "content": written.text})
-        passages, note = sources_of(written.found, self._messages)
-        return Answer(written.text, passages, note, None, messages, written)
+        passages, note = sources_of(written.found, self._turns)
+        notes = "; ".join(filter(None, (self._note, note)))
+        return Answer(written.text, passages, notes, None, messages, written, self._read)
 
 
 def stoppable(llm: Llama, writing: Asking | Writing, stopped: Callable[[], bool]) -> Iterator[str]:
@@ -116,6 +133,7 @@ class Options(TypedDict, total=False):
     plain: bool
     text: str | None
     after: Answer | None
+    read: Read
     method: str | Method
     system: str
     max_tokens: int
@@ -148,6 +166,7 @@ def stream(
     *,
     text: str | None = None,
     after: Answer | None = None,
+    read: Read = None,
     method: str | Method = "replay",
     system: str = "",
     max_tokens: int = 256,
@@ -158,9 +177,11 @@ def stream(
     """Answer a question about documents, piece by piece.
 
     Args:
-        documents: a file (text, PDF or DOCX), a Document, or several of these.
+        documents: a file (text, PDF or DOCX), a folder with such files, a Document, or several of these.
         text: the text itself, in place of documents.
         after: an answer that the question goes on from; its documents need not be given again.
+        read: how much is read: "all"; at most so many tokens, of the parts that keyword search puts first; None: all if it fits in the
+            context, else such parts.
         method: "replay", "plain", "recite", or any name that pypcd.decode.parse() reads. If PCD is on (llm.pcd), it contrasts.
         system: the system message, in front of the first question.
         max_tokens: the longest answer; 0: until the context is full.
@@ -184,16 +205,17 @@ def stream(
         raise InputError(
             "system and after are both given; allowed: one of them, since after has its own system message"
         )
-    read = [one if isinstance(one, Document) else read_document(one) for one in many]
-    read += [] if text is None else [Document.of("text", text)]
+    own, note = read_files(many)
+    own += [] if text is None else [Document.of("text", text)]
     before = [{"role": "system", "content": system}] if system else []
-    messages = [*before, *(after.messages if after else ()), {"role": "user", "content": question, "documents": read}]
-    names = [document.name for document in documents_in(messages)]
+    messages = [*before, *(after.messages if after else ()), {"role": "user", "content": question, "documents": own}]
+    turns, said = chosen(llm, messages, read_of(read), llm.n_ctx())
+    names = [document.name for document in documents_in(turns)]
     session = Session(llm, cache=PromptCache() if cache else None, names=names)
-    prompt = prompt_of(messages)
+    prompt = prompt_of(turns)
     chat = has_template(llm) if chat is None else chat
     how: Any = {"max_tokens": max_tokens, "stop": stop, "chat": chat}
-    return Asking(messages, _method_of(method, llm).stream(session, prompt, **how))
+    return Asking(messages, (turns, said), _method_of(method, llm).stream(session, prompt, **how), note)
 
 
 def _method_of(method: str | Method, llm: Llama) -> Method:

@@ -68,23 +68,22 @@ def _asked(message: Message) -> str:
 
 
 def _texts(message: Message) -> list[str]:
-    """The pieces of a message's documents, which joined are these with a space between them."""
+    """The pieces of a message's documents that are read. Joined, they are these with a space between them; there is one too where parts
+    are left out."""
     found: list[str] = []
+    last: Any = None
     for document in message.get("documents", ()):
-        if found:
-            found[-1] += SPACE
-        found += document.segments
-    return found
+        for begin, end in document.read:
+            if last and last != (document, begin):
+                found[-1] = found[-1].rstrip() + SPACE
+            found.append(document.text[begin:end])
+            last = document, end
+    return [*found[:-1], *(text.rstrip() for text in found[-1:])]
 
 
 def sources_of(found: Found, messages: Sequence[Message]) -> tuple[tuple[Source, ...], str]:
     """The passages with their places in the documents of a conversation; and the note that came with them."""
-    places = []
-    for document in documents_in(messages):
-        at = 0
-        for segment in document.segments:
-            places.append((document, at, at + len(segment)))
-            at += len(segment)
+    places = [(document, *span) for document in documents_in(messages) for span in document.read]
     sources = []
     for passage in found.passages:
         document, begin, end = places[passage.index]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pypcd
@@ -51,6 +51,7 @@ class Conversation:
         self.messages: list[Message] = []
         self.draft: str | None = None
         self.attached: list[Document] = []  # documents of the next message
+        self.read: ask.Read = None  # how much of them is read
         self.replay: Replay | None = Replay()  # what is repeated of them; None: nothing
         self.answer: Answer | None = None  # the last one
         self.figures: list[Figures] = []
@@ -113,24 +114,14 @@ class Conversation:
         if self.draft is None:
             self.attached = []
 
-    def attach(self, document: Document) -> int:
-        """Put a document in front of the next message; returns its number of tokens.
-
-        Raises:
-            ContextFull: it does not fit in the context.
-        """
-        n, n_ctx = len(self.llm.tokenize(document.text.encode(), add_bos=False, special=False)), self.llm.n_ctx()
-        if n >= n_ctx:
-            raise ContextFull(
-                f"{document.name} has {n} tokens, which do not fit in the context of {n_ctx}; start with a larger --n-ctx or "
-                "hand over a part of it. Nothing is cut"
-            )
-        self.attached.append(document)
-        return n
+    def attach(self, documents: Sequence[Document]) -> None:
+        """Put documents in front of the next message."""
+        self.attached += documents
 
     def reading_takes(self) -> str:
         """How long the next message's documents take to read, as far as it is known, in words."""
-        return takes(self.llm, self._laid([*self.messages, self._message("?")]), self.cache)
+        turns, read = self._read([*self.messages, self._message("?")])
+        return "" if read else takes(self.llm, self._laid(turns), self.cache)
 
     def set_pcd(self, setting: PCDSetting) -> None:
         """Put a setting in force, as --pcd does. A mapping changes the setting in force, or the last one that was."""
@@ -195,11 +186,15 @@ class Conversation:
     def _with_system(self, messages: list[Message]) -> list[Message]:
         return [*([{"role": "system", "content": self.system}] if self.system else []), *messages]
 
+    def _read(self, messages: list[Message]) -> tuple[list[Message], str]:
+        return ask.chosen(self.llm, self._with_system(messages), self.read, self.llm.n_ctx())
+
     def _laid(self, messages: list[Message]) -> Laid:
-        return lay(self.llm, ask.prompt_of(self._with_system(messages)).turns, chat=self.chat)
+        return lay(self.llm, ask.prompt_of(messages).turns, chat=self.chat)
 
     def _asking(self, messages: list[Message], seed: int | None = None) -> ask.Asking:
-        n, n_ctx = len(self._laid(messages).tokens), self.llm.n_ctx()
+        turns, read = self._read(messages)
+        n, n_ctx = len(self._laid(turns).tokens), self.llm.n_ctx()
         if n >= n_ctx:
             room = "/undo or /clear makes room and /regen then sends it again; or start" if self.messages else "start"
             names = ", ".join(document.name for document in self.attached)
@@ -211,10 +206,10 @@ class Conversation:
         method = self.sampling.method(
             self.llm, self.sampling.draw_seed() if seed is None else seed, self.replay if is_asked else None
         )
-        self.session.names = [document.name for document in documents_in(messages)]
-        whole = self._with_system(messages)
+        self.session.names = [document.name for document in documents_in(turns)]
         how: dict[str, Any] = {"max_tokens": self.sampling.max_tokens, "chat": self.chat}
-        return ask.Asking(whole, method.stream(self.session, ask.prompt_of(whole), **how))
+        writing = method.stream(self.session, ask.prompt_of(turns), **how)
+        return ask.Asking(self._with_system(messages), (turns, read), writing)
 
 
 def _as_saved(message: Message) -> dict[str, Any]:

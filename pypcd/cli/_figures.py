@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import pypcd
 from pypcd import engine
-from pypcd.ask import Answer, Source
+from pypcd.ask import Answer
 from pypcd.cli._text import clean, wrap
 from pypcd.decode.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache
 from pypcd.prompt import Laid
@@ -95,19 +94,28 @@ class Figures:
 
 
 def passages(answer: Answer) -> dict[str, Any]:
-    """The passages of an answer and the note on them, for JSON."""
-    return {"passages": [dataclasses.asdict(source) for source in answer.passages], "note": answer.note}
+    """The passages of an answer, what was read, and the note, for JSON."""
+    return {
+        "passages": [dataclasses.asdict(source) for source in answer.passages],
+        "read": answer.read,
+        "note": answer.note,
+    }
 
 
-def lines(sources: Sequence[Source], note: str, width: int) -> list[str]:
-    """Where the passages stand, a line for each, and the note on them; cleaned for a terminal of `width` cells."""
+def lines(answer: Answer, note: str, width: int, option: str = "--read") -> list[str]:
+    """Where the passages of an answer stand, a line for each, what was read, and a note; cleaned for a terminal of `width` cells.
+
+    Args:
+        option: what takes how much is read.
+    """
     from rich.cells import cell_len, chop_cells  # slow to import
 
     found = []
-    for number, source in enumerate(sources, 1):
+    for number, source in enumerate(answer.passages, 1):
         line = clean(" ".join(f"{number}. {source.document}, {source.place}: {source.text}".split()))
         found.append(line if cell_len(line) <= width else chop_cells(line, max(width - 1, 2))[0] + "…")
-    return found + (wrap(note, width) if note else [])
+    said = f"read {answer.read}; {option} all reads all" if answer.read else ""
+    return found + [line for text in (said, note) if text for line in wrap(text, width)]
 
 
 def takes(llm: pypcd.Llama, laid: Laid, cache: PromptCache) -> str:

@@ -178,6 +178,19 @@ class ListNames(argparse.Action):
         parser.exit()
 
 
+def add_read(parser: argparse.ArgumentParser) -> None:
+    def convert(text: str) -> object:
+        from pypcd.ask import read_of
+
+        try:
+            return read_of(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error).removeprefix("read is ")) from None
+
+    what = "tokens of the documents to read, the best parts; or all (default: all if it fits)"
+    parser.add_argument("--read", metavar="N", type=convert, help=what)
+
+
 def add_n_ctx(parser: argparse.ArgumentParser) -> None:
     what = "context (default: the model's, or what fits)"
     parser.add_argument("--n-ctx", metavar="N", type=at_least(0), default=0, help=what)
@@ -190,7 +203,7 @@ def check_room(llm: Llama, n_prompt: int) -> None:
     """
     if n_prompt >= llm.n_ctx():
         raise PCDError(
-            f"{n_prompt} tokens do not fit in the context of {llm.n_ctx()}; give a larger --n-ctx or a shorter text. Nothing is cut"
+            f"{n_prompt} tokens do not fit in the context of {llm.n_ctx()}; give a larger --n-ctx, a shorter text or, with documents, a smaller --read"
         )
 
 

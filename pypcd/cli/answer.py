@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
+from typing import Any
 
 from pypcd import Llama, PCDAnswer, ask
 from pypcd.ask import Answer
@@ -11,7 +13,8 @@ from pypcd.cli import _figures, _loading, _options, _terminal
 from pypcd.cli.generate import read_prompt
 from pypcd.decode import Method, parse
 from pypcd.decode.prompt_cache import PromptCache
-from pypcd.document import Document, read_document
+from pypcd.document import Document
+from pypcd.document.folder import read_files
 from pypcd.errors import InputError, PCDError, UnsupportedError
 from pypcd.prompt import has_template, lay
 
@@ -23,7 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_model(parser)
     add = parser.add_argument
     add("-p", "--prompt", metavar="QUESTION", help="the question (default: stdin, without its last newline)")
-    add("--context", metavar="FILE", help="what it is about: a text, PDF or DOCX; put before the question")
+    add(
+        "--context",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="what it is about: a text, PDF or DOCX, or a folder",
+    )
+    _options.add_read(parser)
     add("--chat", action="store_true", help=argparse.SUPPRESS)
     _options.add_n_ctx(parser)
     add_methods(parser, DEFAULT_METHODS, max_tokens=256)
@@ -50,7 +60,7 @@ def methods_of(args: argparse.Namespace, default: str) -> list[Method]:
 def answer(
     llm: Llama,
     method: Method,
-    document: Document | None,
+    documents: Sequence[Document],
     question: str,
     args: argparse.Namespace,
     chat: bool,
@@ -59,7 +69,8 @@ def answer(
     """A method's answer, or why it has none. `what`: what the bar says beside the method's name."""
     with _terminal.Bar(args.max_tokens, f"{method.name}, {what}") as bar:
         try:
-            asking = ask.stream(llm, document or (), question, method=method, max_tokens=args.max_tokens, chat=chat)
+            how: Any = {"method": method, "read": args.read, "max_tokens": args.max_tokens, "chat": chat}
+            asking = ask.stream(llm, documents, question, **how)
             for _ in asking:
                 bar.update(len(asking.answer.written.tokens) - bar.n)
         except (PCDError, InputError) as error:
@@ -74,19 +85,24 @@ def note_failure(method: Method, error: PCDError | InputError) -> None:
 def run(args: argparse.Namespace) -> int:
     methods = methods_of(args, DEFAULT_METHODS)
     question = read_prompt(args.prompt)
-    document = None if args.context is None else read_document(args.context)
-    prompt = ask.prompt_of([{"role": "user", "content": question, "documents": [document] if document else []}])
-    llm = _loading.open_for(args, methods, [prompt], args.n_ctx)
+    documents, left_out = read_files(args.context)
+    if left_out:
+        _terminal.note(left_out)
+    messages: list[ask.Message] = [{"role": "user", "content": question, "documents": documents}]
+    llm = _loading.open_for(args, methods, [ask.prompt_of(messages)], args.n_ctx)
     chat = (args.chat or has_template(llm)) and not args.no_chat
-    laid = lay(llm, prompt.turns, chat=chat)
+    turns, read = ask.chosen(llm, messages, args.read, llm.n_ctx())
+    laid = lay(llm, ask.prompt_of(turns).turns, chat=chat)
     n = len(laid.tokens)
     _options.check_room(llm, n)
-    _options.note_of_demo(args.model, "".join(piece.text for _, message in prompt.turns for piece in message))
-    if document is not None:
-        _terminal.say(f"{document.name}: {n} tokens with the question{_figures.takes(llm, laid, PromptCache())}")
+    _options.note_of_demo(args.model, "".join([*(document.text for document in documents), question]))
+    if documents:
+        name = documents[0].name if len(documents) == 1 else f"{len(documents)} documents"
+        said = f"{read}, " if read else ""
+        _terminal.say(f"{name}: {said}{n} tokens with the question{_figures.takes(llm, laid, PromptCache())}")
     failed = False
     for method in methods:
-        found = answer(llm, method, document, question, args, chat, f"{n} tokens")
+        found = answer(llm, method, documents, question, args, chat, f"{n} tokens")
         if isinstance(found, Answer):
             _show(method.name, found, args, alone=len(methods) == 1)
         elif len(methods) == 1:
@@ -116,7 +132,7 @@ def _show(name: str, answer: Answer, args: argparse.Namespace, *, alone: bool) -
     if not alone:
         print(f"--- {name} ---")
     _terminal.write(answer.text + "\n")
-    for line in _figures.lines(answer.passages, answer.note, _terminal.width()):
+    for line in _figures.lines(answer, answer.note, _terminal.width()):
         _terminal.say(line)
     figures = f"{written.n_prompt} tokens, {written.n_evaluated} evaluated | answer {len(written.tokens)} | {written.seconds:.1f} s"
     _terminal.say(f"{figures} | {written.pcd}" if written.pcd else figures)

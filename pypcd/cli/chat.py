@@ -7,19 +7,20 @@ import contextlib
 import json
 import pathlib
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pypcd import PCDError
+from pypcd import PCDError, ask
 from pypcd.ask import documents_in
 from pypcd.cli import _figures, _keyboard, _loading, _options, _terminal
 from pypcd.cli._conversation import Conversation
 from pypcd.cli._figures import Figures
 from pypcd.cli._terminal import say
-from pypcd.cli._text import sentence, wrap
+from pypcd.cli._text import counted, sentence, wrap
 from pypcd.decode import Replay
 from pypcd.decode.prompt_cache import PromptCache
-from pypcd.document import SPACE, Document, read_document
+from pypcd.document import SPACE, Document
+from pypcd.document.folder import read_files
 from pypcd.errors import InputError, did_you_mean
 from pypcd.gguf import DEMO_MODEL
 from pypcd.prompt import has_template
@@ -41,8 +42,9 @@ COMMANDS = {
     "set": ("NAME VALUE", "change temperature, top_p, top_k, min_p, max_tokens, …; alone: show them"),
     "file": (
         "FILE",
-        "hand over a document (text, PDF, DOCX), then ask about it; 'none' takes it back. Alone: the passages that were repeated",
+        "hand over a document (text, PDF, DOCX) or a folder, then ask about it; 'none' takes it back. Alone: the passages that were repeated",
     ),
+    "read": ("N|all|auto", "read N tokens of the documents, the best parts, or all; auto: all if they fit"),
     "replay": ("on|off", "repeat the passages that a question about a document is about; on unless you turn it off"),
     "save": ("FILE", "save the conversation and its settings"),
     "load": ("FILE", "go on with a saved conversation"),
@@ -150,7 +152,7 @@ class Chat:
                 answer = figures.answer
                 note = "" if answer.note == self._noted else answer.note  # how it was found is said once
                 self._noted = answer.note
-                below = _figures.lines(answer.passages, note, _terminal.width())
+                below = _figures.lines(answer, note, _terminal.width(), "/read")
                 say("\n".join([*below, figures.line()]) + end)
         if stopped() and not self.lines.typed:
             self.status = 130
@@ -236,18 +238,28 @@ class Chat:
             self.session.attached = []
             say("no document goes in front of your next message")
         elif argument:
-            self.attach(read_document(_path(argument)))
+            self.attach(*read_files([_path(argument)]))
         else:
             found = self.session.answer.passages if self.session.answer else ()
             texts = [f"{source.document}, {source.place}:\n{source.text}" for source in found]
             say(SPACE.join(texts) or "nothing was repeated for the last answer")
 
-    def attach(self, document: Document) -> None:
-        n = self.session.attach(document)
-        parts = f"{len(document.segments)} parts" if len(document.segments) > 1 else "one part"
-        say(
-            f"{document.name}: {n} tokens, {parts}; it goes in front of your next message{self.session.reading_takes()}"
-        )
+    def attach(self, documents: Sequence[Document], left_out: str) -> None:
+        if left_out:
+            _terminal.note(left_out)
+        self.session.attach(documents)
+        n_parts = sum(len(document.segments) for document in documents)
+        what = f"{len(documents)} documents"
+        if len(documents) == 1:
+            what = f"{documents[0].name}: {ask.size(self.session.llm, documents[0])}"
+        takes = self.session.reading_takes()
+        say(f"{what}, {counted(n_parts, 'part')}; in front of your next message{takes}")
+
+    def do_read(self, argument: str) -> None:
+        if argument:
+            self.session.read = None if argument == "auto" else ask.read_of(argument)
+        read = self.session.read
+        say(f"read {read or f'all of the documents if they fit, else parts of {ask.PARTS} tokens'}")
 
     def do_replay(self, argument: str) -> None:
         if argument not in ("", "on", "off"):
@@ -297,8 +309,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_model(parser)
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer this one message and leave")
     parser.add_argument(
-        "--file", metavar="FILE", action="append", default=[], help="a document to ask about (text, PDF, DOCX)"
+        "--file",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="a document to ask about (text, PDF, DOCX), or a folder",
     )
+    _options.add_read(parser)
     parser.add_argument("--system", metavar="TEXT", default="", help="the system message")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each answer")
     _options.add_common(parser)
@@ -308,7 +325,7 @@ def run(args: argparse.Namespace) -> int:
     sampling = _options.sampling_from(args)
     if args.prompt is not None and not args.prompt.strip():
         raise InputError("the prompt is empty")
-    documents = [read_document(path) for path in args.file]
+    read = read_files(args.file)
     llm = _loading.load_model(args)
     if not has_template(llm):
         _terminal.note(
@@ -319,8 +336,9 @@ def run(args: argparse.Namespace) -> int:
     if args.prompt is not None:
         chat.lines.typed = False
     chat.greet(no_setting=args.pcd is None)
-    for document in documents:
-        chat.attach(document)
+    chat.session.read = args.read
+    if args.file:
+        chat.attach(*read)
     if args.prompt is None:
         return chat.run()
     _options.note_of_demo(args.model, args.prompt)

@@ -15,7 +15,8 @@ from pypcd.cli import _figures, _loading, _options, _table, _terminal
 from pypcd.cli._text import sentence, wrap
 from pypcd.cli.answer import add_methods, answer, methods_of, note_failure
 from pypcd.decode import Method
-from pypcd.document import Document, read_document
+from pypcd.document import Document
+from pypcd.document.folder import read_files
 from pypcd.errors import InputError
 from pypcd.prompt import AnyPrompt, has_template
 
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "questions", metavar="FILE.jsonl", type=pathlib.Path, help="a question a line; ten are enough to see something"
     )
     add_methods(parser, DEFAULT_METHODS, max_tokens=64)
+    _options.add_read(parser)
     add("--json", action="store_true", help="print one JSON object for each answer")
 
 
@@ -46,12 +48,11 @@ class Question:
 
     text: str
     answer: str = ""
-    document: Document | None = None
+    documents: tuple[Document, ...] = ()
 
     @property
     def prompt(self) -> AnyPrompt:
-        documents = [] if self.document is None else [self.document]
-        return prompt_of([{"role": "user", "content": self.text, "documents": documents}])
+        return prompt_of([{"role": "user", "content": self.text, "documents": self.documents}])
 
     def is_right(self, text: str) -> bool:
         return _plain(self.answer) in _plain(text)
@@ -97,13 +98,13 @@ def _question(made: object, folder: pathlib.Path) -> Question:
         raise InputError(f"{other[0]} is no text")
     if ("question" in made) == ("prompt" in made) or ("file" in made and "document" in made):
         raise InputError('it needs one of "question" and "prompt", and at most one of "file" and "document"')
-    document = read_document(folder / given["file"]) if "file" in given else None
+    documents, _ = read_files([folder / given["file"]] if "file" in given else [])
     if "document" in given:
-        document = Document.of("document", given["document"])
+        documents = [Document.of("document", given["document"])]
     text = given.get("question", given.get("prompt", ""))
     if not text.strip():
         raise InputError("the question is empty")
-    return Question(text, given.get("answer", "").strip(), document)
+    return Question(text, given.get("answer", "").strip(), tuple(documents))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -116,11 +117,11 @@ def run(args: argparse.Namespace) -> int:
         for number, question in enumerate(questions, 1):
             what = f"{number} of {len(questions)}"
             if not args.json:
-                name = f" ({question.document.name})" if question.document else ""
+                name = f" ({question.documents[0].name})" if len(question.documents) == 1 else ""
                 print(f"\n{what}: {question.text.strip()}{name}", flush=True)
             done.append((question, {}))
             for method in methods:
-                found = answer(llm, method, question.document, question.text, args, chat, what)
+                found = answer(llm, method, question.documents, question.text, args, chat, what)
                 if not isinstance(found, Answer):
                     note_failure(method, found)
                 done[-1][1][method.name] = found if isinstance(found, Answer) else None
@@ -184,6 +185,6 @@ def _show(
         indent = "\n" + " " * len(head)
         room = max(_terminal.width() - len(head), 24)
         print(head + indent.join(wrap(verdict + text, room)), flush=True)
-        below = _figures.lines(answer.passages, answer.note, room)
+        below = _figures.lines(answer, answer.note, room)
         for line in below + (wrap(str(answer.written.pcd), room) if answer.written.pcd else []):
             print(indent[1:] + _terminal.faint(line, sys.stdout), file=_terminal.raw(sys.stdout), flush=True)

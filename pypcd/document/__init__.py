@@ -30,12 +30,14 @@ class Document:
         name: the file's, for people.
         pages: the offsets in the text at which its pages begin; empty: it has none, as only PDFs have.
         first_line: the file's line on which the text begins, if there are no pages.
+        chosen: which of its segments are read, in order; None: all.
     """
 
     name: str
     text: str
     pages: tuple[int, ...] = ()
     first_line: int = 1
+    chosen: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, name: str, text: str, pages: Sequence[int] = ()) -> Document:
@@ -60,6 +62,22 @@ class Document:
     def segments(self) -> tuple[str, ...]:
         """Its pieces, one behind the other (find.segments)."""
         return pieces(self.text)
+
+    @functools.cached_property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """The offsets of its segments in the text."""
+        return tuple(itertools.pairwise([0, *itertools.accumulate(map(len, self.segments))]))
+
+    def part(self, chosen: Sequence[int]) -> Document:
+        """The same, of which these segments alone are read."""
+        part = dataclasses.replace(self, chosen=tuple(chosen))
+        vars(part).update(segments=self.segments, spans=self.spans)
+        return part
+
+    @property
+    def read(self) -> tuple[tuple[int, int], ...]:
+        """The offsets of the segments that are read."""
+        return self.spans if self.chosen is None else tuple(self.spans[i] for i in self.chosen)
 
     def place(self, begin: int, end: int) -> str:
         """Where a part of the text stands, for people: "page 3", "pages 3-4", or without pages "line 12", "lines 12-14" of the file,

@@ -14,7 +14,7 @@ import numpy as np
 from pypcd.find.asked import Asked, Passage, Ranked
 from pypcd.find.segments import WIDE
 
-__all__ = ["by_words", "load", "words"]
+__all__ = ["by_words", "load", "ranked", "words"]
 
 # vowel signs are no \w
 _SIGNS = r"\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff"
@@ -69,13 +69,22 @@ def _index(segments: tuple[str, ...]) -> tuple[Any, frozenset[str]]:
     return index, stop
 
 
-def by_words(asked: Asked) -> Ranked:
-    """It needs no model."""
-    index, stop = _index(asked.segments)
-    asks = words(asked.question) + (words(asked.own) if asked.earlier else [])  # more than the question before it
+def ranked(segments: tuple[str, ...], question: str, earlier: str = "") -> dict[int, float]:
+    """The segments that have words of a question, the best first, with their scores. It needs no model.
+
+    Args:
+        earlier: the question before this one, whose words count less.
+    """
+    index, stop = _index(segments)
+    asks = words(earlier) + words(question) * (2 if earlier else 1)
     query = [word for word in asks if word not in stop]
     if index is None or not query:
-        return Ranked([])
+        return {}
     scores = np.asarray(index.get_scores(query), np.float64)
-    order = [int(i) for i in np.argsort(-scores, kind="stable") if scores[i] > 0]
-    return Ranked([Passage(i, asked.segments[i].strip(), float(scores[i]), "bm25") for i in order])
+    return {int(i): float(scores[i]) for i in np.argsort(-scores, kind="stable") if scores[i] > 0}
+
+
+def by_words(asked: Asked) -> Ranked:
+    """It needs no model."""
+    found = ranked(asked.segments, asked.own, asked.earlier.strip())
+    return Ranked([Passage(i, asked.segments[i].strip(), score, "bm25") for i, score in found.items()])

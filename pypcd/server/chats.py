@@ -13,7 +13,7 @@ from typing import Any
 from pypcd.document import Document, document_of
 from pypcd.errors import InputError
 
-__all__ = ["document_in", "is_text", "talk_of"]
+__all__ = ["document_in", "field", "is_text", "talk_of"]
 
 KEPT = 64 << 20  # characters of documents that are kept: a conversation sends its documents with each question
 TEXTS = '{"name": "report.txt", "text": "…"}'
@@ -37,13 +37,13 @@ def talk_of(messages: Sequence[dict[str, Any]], documents: Any) -> list[dict[str
     for message in messages:
         content, role, found = message.setdefault("content", ""), _text(message, "role"), list[Document]()
         if isinstance(content, list):
-            with _field("file"):
+            with field("file"):
                 found = [document_in(part.get("file")) for part in content if _text(part, "type") == "file"]
                 if found and role not in ("user", "system"):
                     raise InputError(f'it is in a message of role {json.dumps(role)}; allowed: "user", "system"')
             message["content"] = content = [part for part in content if _text(part, "type") != "file"]
         talk.append({"role": role, "content": _said(content), "documents": found})
-    with _field("documents"):
+    with field("documents"):
         if documents is not None and not isinstance(documents, list):
             raise InputError(f"it is {json.dumps(documents)[:80]}; allowed: a list of {TEXTS}")
         last = next((message for message in reversed(talk) if message["role"] == "user"), None)
@@ -131,7 +131,7 @@ def _said(content: Any) -> str | None:
 
 
 @contextlib.contextmanager
-def _field(name: str) -> Iterator[None]:
+def field(name: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:

@@ -6,7 +6,7 @@ the lines on its standard output are calls, which llama-server answers, since it
 which is for the client, or {"fault": …}, which is a mistake of this program. It ends if a request takes more seconds than its
 argument says, without those in which llama-server looks at the documents:
 
-    a chat        {"messages": […], "documents": […], "replay": true, "model": {…}, "n_ctx": 4096, "bos": 1, "disk": {…}}
+    a chat        {"messages": […], "documents": […], "replay": true, "read": 4096, "model": {…}, "n_ctx": 4096, "bos": 1, "disk": {…}}
     a file        {"document": {"filename": …, "file_data": …}}
     a setting     {"setting": "beta=1.5", "base": "unsure", "fixed": {…}}; see pypcd.server.requested()
     a beginning   {"keep": [tokens], "disk": {…}, "about": {…}}: what is kept on disk of a prompt
@@ -34,6 +34,7 @@ from llama_cpp.llama_chat_format import ChatFormatterResponse
 
 from pypcd import engine
 from pypcd.ask.messages import prompt_of, sources_of
+from pypcd.ask.reading import chosen, read_of
 from pypcd.decode import Replay
 from pypcd.decode.method import Edited, fitted
 from pypcd.decode.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache, id_of
@@ -44,7 +45,7 @@ from pypcd.find.heads import Heads
 from pypcd.llama.saved_state import weights_id
 from pypcd.prompt import Elsewhere
 from pypcd.server import requested
-from pypcd.server.chats import document_in, is_text, talk_of
+from pypcd.server.chats import document_in, field, is_text, talk_of
 
 MEMORY = 2 << 30  # bytes that a request may take
 
@@ -107,6 +108,7 @@ class Model(Elsewhere):
             "heads": [number for pair in pairs for number in pair],
             "names": self.names,
             "passages": [],
+            "read": "",
             "note": "",
         }
         reply = self.call("attention", asked)
@@ -124,27 +126,33 @@ def _chat(request: Mapping[str, Any], model: Model) -> dict[str, Any]:
         return {"messages": messages}  # which llama.cpp refuses
     talk = talk_of(messages, request["documents"])
     names = [document.name for message in talk for document in message["documents"]]
+    with field("read"):
+        read = read_of(request["read"])
     if not is_text(talk):
-        note = "the messages are not text alone" if wanted is not False else ""
+        note = "the messages are not text alone" if wanted is not False or read else ""
         return {"messages": _with_texts(messages, talk, model), "names": names, "note": note}
     model.messages, model.names, model.disk = messages, names, request["disk"]
     model.model_path, model.metadata = request["model"]["path"], request["model"]["metadata"]
     for message in talk:  # the others' are left as they are
         message["role"] = message["role"] if message["role"] in _OURS else "assistant"
-    prompt = prompt_of(talk)
+    n_ctx = request["n_ctx"]
+    with field("read"):
+        turns, said = chosen(model, talk, read, n_ctx)
+    prompt = prompt_of(turns)
     edited = Edited(prompt)
     if wanted is not False and talk[-1]["role"] != "user":
         edited = Edited(prompt, Found(note="the last message is not the user's"))
     elif wanted is not False and talk[-1]["content"].strip():
         edited = Replay().repeated(model, prompt, chat=True, look=model.look)
-    _, found, laid = fitted(model, prompt, edited, chat=True, n_ctx=request["n_ctx"])
-    passages, note = sources_of(found, talk)
+    _, found, laid = fitted(model, prompt, edited, chat=True, n_ctx=n_ctx)
+    passages, note = sources_of(found, turns)
     told = [dataclasses.asdict(passage) for passage in passages]
     return {
         "tokens": laid.tokens,
         **_beginning(laid.tokens[: max(laid.n_text - N_LEFT, 0)], request["disk"]),
         "names": names,
         "passages": told,
+        "read": said,
         "note": note,
     }
 
@@ -208,7 +216,7 @@ def _keep(request: Mapping[str, Any], model: Model) -> dict[str, Any]:
 
 def _answer(request: Mapping[str, Any], model: Model) -> dict[str, Any] | None:
     if "messages" in request:
-        return {**_NO_BEGINNING, "names": [], "passages": [], "note": "", **_chat(request, model)}
+        return {**_NO_BEGINNING, "names": [], "passages": [], "read": "", "note": "", **_chat(request, model)}
     if "setting" in request:
         return requested(**request)
     if "keep" in request:

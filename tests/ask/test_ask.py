@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -212,7 +213,13 @@ def test_pcd_contrasts_if_it_is_on_and_the_last_answer_is_the_methods(llm: pypcd
             ValueError,
             "there is no method 'replya' .did you mean 'replay'",
         ),
-        ((), "What?", {"text": "ab " * 2000}, ValueError, r"the prompt has \d+ tokens; allowed: 1 to 1023"),
+        (
+            (),
+            "What?",
+            {"text": "ab " * 2000, "read": "all"},
+            ValueError,
+            r"the prompt has \d+ tokens; allowed: 1 to 1023",
+        ),
         ((), "What?", {"text": "a", "max_tokens": -1}, ValueError, "max_tokens is -1"),
         (
             (),
@@ -236,7 +243,9 @@ def test_what_cannot_be_asked(
 
 def test_passages_that_have_no_room_are_left_out_and_that_is_said(llm: pypcd.Llama, prompts: list[Any]) -> None:
     def asked(n: int) -> pypcd.ask.Answer:
-        return llm.ask(question="what is x7?", text=f"{'ab ' * n}.\n\nx7 is here.\n\n{'cd ' * 9}.", max_tokens=0)
+        return llm.ask(
+            question="what is x7?", read="all", text=f"{'ab ' * n}.\n\nx7 is here.\n\n{'cd ' * 9}.", max_tokens=0
+        )
 
     n = next(n for n in range(900, 0, -1) if len(rendered(llm, ("user", "ab " * n))) < 930)
     answer = asked(n)
@@ -342,7 +351,8 @@ def test_every_command_shows_the_passages_with_their_places(
 @given(st.text(st.sampled_from("a \n\x1b漢\u202e"), max_size=60), st.integers(8, 40))
 def test_a_line_for_each_passage_fits_a_terminal_and_cannot_drive_it(text: str, width: int) -> None:
     source = Source(text, f"{text[:3]}.txt", "line 1", 0, len(text), 1.0, "bm25")
-    passages, note = _figures.lines([source, source], "", width), _figures.lines([], f"a note {text}", width)
+    found, none = (SimpleNamespace(passages=some, read="") for some in ([source, source], []))
+    passages, note = _figures.lines(found, "", width), _figures.lines(none, f"a note {text}", width)
     assert len(passages) == 2 and all(cell_len(line) <= width for line in [*passages, *note])
     assert not set("\x1b\u202e\n") & set("".join([*passages, *note]))
 

@@ -219,14 +219,18 @@ def test_the_prompt_is_pythons_token_for_token(tiny: Tiny, name: str, template: 
             ]
             sent.append({**message, "content": parts if files else message["content"], "documents": None})
             read.append({**message, "documents": [Document.of(f"{i}.txt", text) for i, text in enumerate(files)]})
-        for replay in (True, False):
-            body = {"messages": sent, "replay": replay}
+        n_ctx = ask(server, "/props")[1]["default_generation_settings"]["n_ctx"]
+        for replay, most in ((True, "all"), (False, "all"), (True, None), (False, 60), (True, 60)):
+            body = {"messages": sent, "replay": replay, "read": most}
             status, found = ask(server, "/apply-template", body)
-            passages = chat(server, sent, replay=replay, max_tokens=1)["timings"]["passages"]
-            prompt = asking.prompt_of(read)
+            timings = chat(server, sent, replay=replay, read=most, max_tokens=1)["timings"]
+            passages = timings["passages"]
+            turns, said = asking.chosen(llm, read, most, n_ctx)
+            assert timings["documents_read"] == said and bool(said) == (most == 60)
+            prompt = asking.prompt_of(turns)
             prompt = prompt.with_passages([one["text"] for one in passages]) if passages else prompt
             wanted = lay(llm, prompt.turns, chat=True).tokens
-            assert (status, found["prompt"]) == (200, wanted) and bool(passages) == replay
+            assert (status, found["prompt"]) == (200, wanted) and bool(passages) <= replay
             assert name != "control tokens" or wanted.count(llm.token_eos()) == 0
             n = ask(server, "/v1/chat/completions/input_tokens", body)[1]["input_tokens"]
             assert n == len(wanted)
@@ -344,7 +348,9 @@ def test_why_nothing_is_repeated(wide: Server) -> None:
         n = 8
         while len(ask(server, "/tokenize", {"content": notes(1, n)})[1]["tokens"]) < 460:
             n += 1
-        answer, plain = (chat(server, with_file(notes(1, n), "k3?"), max_tokens=1, replay=on) for on in (True, False))
+        answer, plain = (
+            chat(server, with_file(notes(1, n), "k3?"), read="all", max_tokens=1, replay=on) for on in (True, False)
+        )
         assert "no room" in answer["timings"]["passages_note"]
         assert answer["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
 
@@ -460,6 +466,7 @@ def test_a_bad_file_is_refused_with_a_sentence(wide: Server, file: Any, word: st
         ({"documents": [{"name": "a"}]}, "Field 'documents': it has "),
         ({"documents": [{"text": "a"}], "messages": [{"role": "system", "content": "a"}]}, "no message of the user"),
         ({"replay": "yes"}, "Field 'replay': it is \"yes\"; allowed: true, false"),
+        ({"read": 0}, "Field 'read': read is 0; allowed: \"all\", or the most tokens"),
     ],
 )
 def test_a_wrong_field_is_refused_with_a_sentence(wide: Server, body: dict[str, Any], word: str) -> None:
@@ -467,7 +474,7 @@ def test_a_wrong_field_is_refused_with_a_sentence(wide: Server, body: dict[str, 
 
 
 def test_documents_belong_to_chats(wide: Server) -> None:
-    for field in ({"documents": [{"name": "a", "text": "b"}]}, {"replay": True}):
+    for field in ({"documents": [{"name": "a", "text": "b"}]}, {"replay": True}, {"read": 9}):
         assert "it belongs to chats" in rejected(wide, "/completion", prompt="a", **field)
     assert complete(wide, "a", documents=None, n_predict=1)["tokens"]
     forged = {"names": [], "n_kept": 1, "passages": [], "note": ""}

@@ -119,7 +119,7 @@ function take(message, part) {
     message.stats = {
       read: timings.prompt_n, cached: timings.cache_n, written: timings.predicted_n,
       perSecond: timings.predicted_per_second ?? 0,
-      did: timings.pcd_answer, passages: timings.passages, note: timings.passages_note,
+      did: timings.pcd_answer, passages: timings.passages, note: timings.passages_note, documents: timings.documents_read,
     };
     // the first token may have had a twin before it was seen to be sure: only more than that is for an answer that is contrasted
     message.decided ||= timings.pcd_contrasted > 0 || timings.pcd_twins > 1;

@@ -147,7 +147,7 @@ const TOKEN = {
   options: [{id: "number", text: "string", "bytes?": ["number"], "model?": "number", "local?": "number", "pcd?": "number"}],
 };
 const STATS = {
-  read: "number", cached: "number", written: "number", perSecond: "number", "did?": "string", "note?": "string",
+  read: "number", cached: "number", written: "number", perSecond: "number", "did?": "string", "note?": "string", "documents?": "string",
   "passages?": [{text: "string", document: "string", place: "string", begin: "number", end: "number"}],
 };
 const MESSAGE = {

@@ -150,8 +150,7 @@ async function choose() {
 /** What is too long is not sent: the server would refuse it, and this and all that is said later with it. */
 async function checkRoom(path) {
   const size = state.props.default_generation_settings.n_ctx;
-  const ofFiles = path.at(-1).files.reduce((sum, {count}) => sum + (count ?? 0), 0); // a long one takes long to be counted again
-  const n = ofFiles >= size ? ofFiles : await answers.promptSize(path, state.settings, images.sees(state.props));
+  const n = await answers.promptSize(path, state.settings, images.sees(state.props)); // with the parts of files that will be read
   if (n < size) return;
   const [takes, has] = [n, size].map(one => grouped.format(one));
   throw new Error(path.length > 1 ? `This takes ${takes} tokens with what was said before, and the context has ${has}. Shorten it, or begin a new conversation.`

@@ -146,11 +146,12 @@ function told(message, writing, isCompared) {
   ].filter(Boolean).join(" · ");
 }
 
-/** Passages of the files that stood before the question once more, each with where it stands. */
+/** What was read of the files, if not all; and passages of them that stood before the question once more, each with where it stands. */
 function passages(message, act) {
-  const {passages = [], note} = message.stats ?? {};
-  if (!passages.length) return note ? html`<p class="quiet">No passage was read again: ${note}.</p>` : nothing;
-  return html`<details class="passages quiet"><summary>${passages.length === 1 ? "1 passage was" : `${passages.length} passages were`} read again</summary>
+  const {passages = [], note, documents} = message.stats ?? {};
+  const read = documents ? html`<p class="quiet">Read ${documents}.</p>` : nothing;
+  if (!passages.length) return note ? html`${read}<p class="quiet">No passage was read again: ${note}.</p>` : read;
+  return html`${read}<details class="passages quiet"><summary>${passages.length === 1 ? "1 passage was" : `${passages.length} passages were`} read again</summary>
     ${passages.map(passage => html`<figure title="Show it in the text" @click=${() => getSelection().isCollapsed && act.passage(message, passage)}>
       <figcaption><button>${passage.document}, ${passage.place}</button></figcaption>
       <blockquote class="text" tabindex="0">${passage.text}</blockquote></figure>`)}</details>`;
@@ -236,7 +237,7 @@ function used({conversation, draft, props}) {
   const size = props?.default_generation_settings?.n_ctx;
   const stats = conversation.path().findLast(message => message.stats)?.stats;
   const n = (stats ? stats.read + stats.cached + stats.written : 0) + draft.files.reduce((sum, file) => sum + (file.count ?? 0), 0);
-  return size ? html`<span class=${n > size ? "over" : ""}>${grouped.format(n)} of ${tokensIn(size)}${n > size ? ": too long" : ""}</span>` : nothing;
+  return size ? html`<span class=${n > size ? "over" : ""}>${grouped.format(n)} of ${tokensIn(size)}${n > size ? ": parts of the files will be read" : ""}</span>` : nothing;
 }
 
 /** How far the prompt of an answer is read: the server reports it after each batch. */

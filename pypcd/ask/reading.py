@@ -1,0 +1,161 @@
+"""Which parts of documents are read, if they do not fit in the context, or nobody wants to wait for all of them.
+
+Each question of a conversation is answered from the parts that keyword search puts first, in the order in which they stand. Those of a
+later question come behind the earlier ones, which the context holds already. What is read follows from the messages alone, so a
+conversation that is sent anew reads the same.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from pypcd.ask.messages import Message, documents_in
+from pypcd.document import Document
+from pypcd.errors import InputError
+from pypcd.find.bm25 import ranked
+from pypcd.settings.ranges import literal
+
+__all__ = ["PARTS", "Read", "chosen", "read_of", "size"]
+
+Read = int | Literal["all"] | None
+
+PARTS = 4096  # tokens that are read of what does not fit
+WIDEST = 64  # bytes that the tokens of a long text have on average at most
+SAMPLES, SAMPLE = 16, 2048  # of a long text, from which its number of tokens is guessed; the second in characters
+
+Part = tuple[int, int]  # a document and a segment of it, both counted from 0
+
+# of each model, the numbers of tokens of texts
+_COUNTS: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
+_N_COUNTS = 1 << 14
+
+
+def read_of(given: object) -> Read:
+    """How much to read: "all"; at most so many tokens, in parts; or None: all if it fits in the context, else parts of PARTS tokens. A
+    text may name these too.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    value = literal(given) if isinstance(given, str) and given != "all" else given
+    if value is None or value == "all" or (type(value) is int and value > 0):
+        return value  # type: ignore[return-value]
+    raise InputError(f'read is {given!r}; allowed: "all", or the most tokens to read of the documents, such as {PARTS}')
+
+
+def size(llm: Any, document: Document) -> str:
+    """How many tokens a document has, for people; of a long one about."""
+    n, is_sure = _n_tokens(llm, document.text)
+    return f"{n} tokens" if is_sure else f"about {n // 1000 * 1000} tokens"
+
+
+def chosen(llm: Any, messages: Sequence[Message], read: Read, n_ctx: int) -> tuple[list[Message], str]:
+    """Messages with the parts of their documents that are read; and what that is, in words, such as "24 of 310 pages". "": all.
+
+    Args:
+        llm: a Llama, or prompt.Elsewhere.
+        messages: with whole documents. The last one is the question.
+
+    Raises:
+        ValueError: all is to be read, but cannot fit in the context.
+    """
+    documents = documents_in(messages)
+    if not documents:
+        return list(messages), ""
+    if read == "all":
+        n = sum(len(document.text.encode("utf-8", "replace")) for document in documents) // WIDEST
+        if n > n_ctx:
+            raise InputError(
+                f'read is "all", but the documents have more than {n} tokens, and the context {n_ctx}; allowed: None, which '
+                "reads parts, or a number of tokens"
+            )
+        return list(messages), ""
+    room = n_ctx - min(1024, n_ctx // 4)  # with some for passages, a template and the answer
+    left = room - sum(_count(llm, message["content"]) for message in messages)
+    if _fits(llm, documents, left if read is None else min(read, left)):
+        return list(messages), ""
+    known, done, earlier = list[Document](), dict[Part, int](), ""  # done: what is read, and its tokens
+    turns = list[Message]()
+    for message in messages:
+        known += message.get("documents", ())
+        room -= _count(llm, message["content"])
+        new = list[Part]()
+        if message["role"] == "user" and message["content"].strip() and known:
+            new = _for(llm, known, message["content"], earlier, done, min(read or PARTS, room), room)
+            earlier = message["content"].strip()
+        groups = itertools.groupby(sorted(new), lambda part: part[0])
+        own = [known[i].part([j for _, j in parts]) for i, parts in groups]
+        rest = {name: value for name, value in message.items() if name != "documents"}
+        turns.append({**rest, "documents": own} if own else rest)
+    return turns, _said(known, done)
+
+
+def _for(
+    llm: Any, known: Sequence[Document], question: str, earlier: str, done: dict[Part, int], most: int, room: int
+) -> list[Part]:
+    """The parts that are read for a question, and were not for those before it; they are done then. Those of the first question are
+    filled up with the documents' beginning.
+
+    Args:
+        most: tokens for this question.
+        room: for all questions together.
+    """
+    places = [(i, j) for i, document in enumerate(known) for j in range(len(document.segments))]
+    segments = tuple(segment for document in known for segment in document.segments)
+    best = [places[at] for at in ranked(segments, question, earlier)]
+    new, left = list[Part](), most
+    for i, j in best if done else dict.fromkeys([*best, *places]):
+        n = done.get((i, j)) or _count(llm, known[i].segments[j])
+        if (n > left and left < most) or sum(done.values()) + n > room:
+            break
+        left -= n
+        if (i, j) not in done:
+            done[i, j] = n
+            new.append((i, j))
+    return new
+
+
+def _said(documents: Sequence[Document], parts: Iterable[Part]) -> str:
+    parts = set(parts)
+    if all(document.pages for document in documents):
+        unit, n = "pages", sum(len(document.pages) for document in documents)
+        read = {(i, page) for i, j in parts for page in _pages(documents[i], j)}
+    else:
+        unit, n, read = "parts", sum(len(document.segments) for document in documents), parts
+    of = f", of {len({i for i, _ in parts})} of {len(documents)} documents" if len(documents) > 1 else ""
+    return f"{len(read)} of {n} {unit}{of}"
+
+
+def _pages(document: Document, segment: int) -> range:
+    begin, end = document.spans[segment]
+    last = begin + max(len(document.text[begin:end].rstrip()), 1) - 1
+    return range(bisect.bisect_right(document.pages, begin), bisect.bisect_right(document.pages, last) + 1)
+
+
+def _fits(llm: Any, documents: Sequence[Document], most: int) -> bool:
+    sizes = [_n_tokens(llm, document.text) for document in documents]
+    n = sum(n for n, _ in sizes)
+    if all(is_sure for _, is_sure in sizes) or not most / 2 < n < 2 * most:
+        return n <= most
+    return sum(_count(llm, document.text) for document in documents) <= most
+
+
+def _n_tokens(llm: Any, text: str) -> tuple[int, bool]:
+    """A text's number of tokens, and whether that is counted; that of a long one is guessed, since counting takes seconds."""
+    if len(text) <= 2 * SAMPLES * SAMPLE:
+        return _count(llm, text), True
+    begins = [i * (len(text) - SAMPLE) // (SAMPLES - 1) for i in range(SAMPLES)]
+    return sum(_count(llm, text[at : at + SAMPLE]) for at in begins) * len(text) // (SAMPLES * SAMPLE), False
+
+
+def _count(llm: Any, text: str) -> int:
+    known = _COUNTS.setdefault(llm, {})
+    if text not in known:
+        if len(known) >= _N_COUNTS:
+            known.clear()
+        known[text] = len(llm.tokenize(text.encode("utf-8", "replace"), add_bos=False, special=False))
+    return known[text]

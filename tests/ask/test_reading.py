@@ -1,0 +1,238 @@
+"""What is read of documents, if not all of them: by hand, and held against the same parts handed over as a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Load, Tiny
+from documents import pdf
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import pypcd
+from pypcd.ask import chosen, documents_in, prompt_of, read_of
+from pypcd.cli import main
+from pypcd.cli._conversation import Conversation
+from pypcd.cli.chat import Chat
+from pypcd.document import Document
+from pypcd.document.folder import read_files
+
+TEMPLATE = "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}<s>assistant\n"
+FACTS = ("The amber lamp burns oil.", "The bronze bell is cracked.", "The copper gate stays shut.", "The drum is new.")
+WORDS = ["amber", "bronze", "copper", "drum", "lamp", "bell", "gate", "and", "or", "zinc"]
+
+
+class Words:
+    """In the place of a model: a token is a word."""
+
+    def __init__(self) -> None:
+        self.n = 0  # of the words that were counted
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        self.n += len(text.split())
+        return [0] * len(text.split())
+
+
+def asked(documents: Sequence[Document], *questions: str) -> list[dict[str, Any]]:
+    turns: list[dict[str, Any]] = []
+    for i, question in enumerate(questions):
+        turns += [{"role": "assistant", "content": "so"}] * bool(i)
+        turns.append({"role": "user", "content": question, **({} if i else {"documents": list(documents)})})
+    return turns
+
+
+def read(turns: Sequence[Any]) -> list[list[str]]:
+    """The parts in each of the user's messages."""
+    return [
+        [document.text[b:e].strip() for document in documents_in([turn]) for b, e in document.read]
+        for turn in turns
+        if turn["role"] == "user"
+    ]
+
+
+# -- which parts -------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_parts_are_read_in_their_order_and_a_later_questions_stand_behind_them() -> None:
+    document = Document.of("house", "\n\n".join(FACTS))  # of 5, 5, 5 and 4 words
+    turns, said = chosen(Words(), asked([document], "Which gate, which bell?", "And the lamp, the gate?"), 10, 4096)
+    assert read(turns) == [[FACTS[1], FACTS[2]], [FACTS[0]]]
+    assert said == "3 of 4 parts"
+    assert prompt_of(turns[:1]).whole == f"{FACTS[1]}\n\n{FACTS[2]}\n\nWhich gate, which bell?"
+    assert chosen(Words(), asked([document], "zinc?"), 10, 4096)[1] == "2 of 4 parts", (
+        "the beginning, if no word is there"
+    )
+    assert read(chosen(Words(), asked([document], "zinc?"), 10, 4096)[0]) == [[FACTS[0], FACTS[1]]]
+    assert read(chosen(Words(), asked([document], "Which gate?"), 1, 4096)[0]) == [[FACTS[2]]], "one at least"
+
+
+@pytest.mark.parametrize(("most", "all_of_it"), [(None, True), ("all", True), (19, True), (18, False)])
+def test_what_fits_is_read_whole(most: Any, all_of_it: bool) -> None:
+    messages = asked([Document.of("house", "\n\n".join(FACTS))], "Which gate?")
+    turns, said = chosen(Words(), messages, most, 4096)
+    assert (turns == messages, said == "") == (all_of_it, all_of_it)
+
+
+def test_what_does_not_fit_in_the_context_is_read_in_parts_unless_all_is_asked_for() -> None:
+    documents = [Document.of(str(i), "\n\n".join(f"{fact} {i}" for fact in FACTS)) for i in range(40)]
+    messages = asked(documents, "Which bell has 7?")
+    turns, said = chosen(Words(), messages, None, 200)
+    (parts,) = read(turns)
+    assert (
+        "The bronze bell is cracked. 7" in parts
+        and said == f"{len(parts)} of 160 parts, of {len(turns[0]['documents'])} of 40 documents"
+    )
+    assert 100 < sum(len(part.split()) for part in parts) <= 150
+    assert chosen(Words(), messages, "all", 200) == (messages, "")
+
+
+def test_a_text_that_cannot_fit_is_not_counted() -> None:
+    words = Words()
+    messages = asked([Document.of("huge", "word " * 2_000_000)], "Which word?")
+    with pytest.raises(
+        ValueError, match=r'read is "all", but the documents have more than 156249 tokens, and the context 4096'
+    ):
+        chosen(words, messages, "all", 4096)
+    assert words.n == 0
+    chosen(words, messages, None, 4096)
+    assert words.n < 100_000
+
+
+def test_pages_are_counted_if_there_are_any() -> None:
+    text = "\n\n".join(FACTS)
+    paged = Document.of("book", text, [text.index(fact) for fact in FACTS])
+    assert chosen(Words(), asked([paged], "Which gate, which bell?"), 10, 4096)[1] == "2 of 4 pages"
+    other = Document.of("notes", "Nothing.\n\nAt all.")
+    assert (
+        chosen(Words(), asked([paged, other], "Which gate, which bell?"), 10, 4096)[1]
+        == "2 of 6 parts, of 1 of 2 documents"
+    )
+
+
+TEXTS = st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map(" ".join), min_size=1, max_size=12)
+
+
+@given(
+    st.lists(TEXTS, min_size=1, max_size=3),
+    st.lists(st.sampled_from(WORDS), min_size=1, max_size=4),
+    st.integers(1, 40),
+)
+def test_earlier_questions_stay_as_they_were(texts: list[list[str]], questions: list[str], most: int) -> None:
+    documents = [Document.of(str(i), ". \n\n".join(text) + ".") for i, text in enumerate(texts)]
+    messages = asked(documents, *questions)
+    turns, said = chosen(Words(), messages, most, 4096)
+    assume(said)
+    parts = [(document.name, span) for turn in turns for document in documents_in([turn]) for span in document.read]
+    assert len(set(parts)) == len(parts), "each part once"
+    for turn in turns:
+        own = [(document.name, span) for document in documents_in([turn]) for span in document.read]
+        assert own == sorted(own)
+        longest = max(len(part.split()) for text in texts for part in text)
+        assert sum(len(part.split()) for one in read([turn]) for part in one) <= max(most, longest)
+    for n in range(1, len(messages), 2):
+        before, said = chosen(Words(), messages[:n], most, 4096)
+        assert not said or before == turns[:n]
+
+
+@pytest.mark.parametrize(("given", "meant"), [(None, None), ("all", "all"), (512, 512), ("512", 512)])
+def test_how_much_is_a_number_or_all(given: Any, meant: Any) -> None:
+    assert read_of(given) == meant
+
+
+@pytest.mark.parametrize("given", [0, -1, True, 1.5, "some", "", "0", []])
+def test_it_is_nothing_else(given: Any) -> None:
+    with pytest.raises(ValueError, match='allowed: "all", or the most tokens to read of the documents, such as 4096'):
+        read_of(given)
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def llm(tiny: Tiny, load: Load) -> pypcd.Llama:
+    path = tiny(seed=3, n_layer=2, n_ctx_train=4096, chat_template=TEMPLATE)
+    return load(path, None, n_ctx=1024, flash_attn=True, f16=True)
+
+
+def test_an_answer_is_that_to_the_parts_alone_with_places_in_the_whole(llm: pypcd.Llama) -> None:
+    pages = [f"Page {i} tells of lamp {i}.\n\nThe keeper of lamp {i} is number {i * 7}." for i in range(30)]
+    text = "\n\n".join(pages)
+    book = Document.of("book.pdf", text, [text.index(page) for page in pages])
+    answer = llm.ask(book, "Who is the keeper of lamp 17?", read=200, max_tokens=8, cache=False)
+    (turn,) = chosen(llm, asked([book], "Who is the keeper of lamp 17?"), 200, llm.n_ctx())[0]
+    parts = Document.of("parts", "\n\n".join(read([turn])[0]))
+    alone = llm.ask(parts, "Who is the keeper of lamp 17?", max_tokens=8, cache=False)
+    assert (answer.text, answer.written.n_prompt) == (alone.text, alone.written.n_prompt)
+    assert "keeper of lamp 17" in answer.passages[-1].text or "keeper of lamp 17" in answer.passages[0].text
+    for source in answer.passages:
+        assert book.text[source.begin : source.end] == source.text
+        assert source.place == f"page {next(i for i, page in enumerate(pages, 1) if source.text in page)}"
+    n = len({page for page in pages for part in read([turn])[0] if part in page})
+    assert answer.read == f"{n} of 30 pages" and documents_in(answer.messages) == [book]
+
+
+def test_a_follow_up_reads_further_parts_behind_those_that_are_there(llm: pypcd.Llama) -> None:
+    text = "\n\n".join(f"The keeper of lamp {i} is number {i * 7}, and nobody else." for i in range(60))
+    first = llm.ask(question="Who keeps lamp 17?", text=text, read=150, method="plain", max_tokens=4)
+    on = llm.ask(question="And lamp 42?", after=first, read=150, method="plain", max_tokens=4)
+    assert first.read != on.read != ""
+    assert on.written.n_prompt > first.written.n_prompt
+    assert on.written.n_evaluated < on.written.n_prompt - 100, "the first parts are not read again"
+
+
+# -- folders -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_its_files_by_name(tmp_path: Path) -> None:
+    root = tmp_path / "my papers"
+    for name, data in (
+        ("b.txt", b"Of b."),
+        ("a/c.pdf", pdf("Of c.", "Of d.")),
+        ("a/.hidden", b"No."),
+        (".git/x", b"No."),
+        ("e.bin", b"\0" * 99),
+        ("empty", b""),
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    documents, left_out = read_files([root, Document.of("mine", "Of me.")])
+    assert [(document.name, document.text) for document in documents] == [
+        ("my papers/b.txt", "Of b."),
+        ("my papers/a/c.pdf", "Of c.\n\nOf d."),
+        ("mine", "Of me."),
+    ]
+    assert left_out == "not read: my papers/e.bin, my papers/empty"
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ValueError, match="none has no file that can be read"):
+        read_files([tmp_path / "none"])
+    with pytest.raises(FileNotFoundError):
+        read_files([root / "nowhere"])
+
+
+def test_commands_say_what_was_read(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny(seed=3, n_layer=2, n_ctx_train=4096, chat_template=TEMPLATE)
+    for i in range(3):
+        text = "\n\n".join(f"The keeper of lamp {i}{j} is number {j * 7}." for j in range(20))
+        (tmp_path / f"{i}.txt").write_text(text)
+    how = ["--context", str(tmp_path), "--read", "99", "--method", "replay", "--max-tokens", "2"]
+    assert main(["answer", str(model), "-p", "Who keeps lamp 17?", *how]) == 0
+    assert "3 of 60 parts, of 2 of 3 documents; --read all reads all" in capsys.readouterr().err
+    assert main(["answer", str(model), "-p", "Who keeps lamp 17?", *how, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["read"] == "3 of 60 parts, of 2 of 3 documents"
+    assert "The keeper of lamp 17 is number 49." in [passage["text"] for passage in told["passages"]]
+    chat = Chat(Conversation(pypcd.Llama(str(model), n_ctx=1024, verbose=False)))
+    chat.session.sampling.max_tokens = 2
+    for line, said in (
+        (f"/file {tmp_path}", "3 documents, 60 parts; in front of your next message"),
+        ("/read 99", "read 99"),
+        ("Who keeps lamp 17?", "3 of 60 parts, of 2 of 3 documents"),
+        ("And lamp 23?", "3 documents; /read all reads all"),
+        ("/read auto", "read all of the documents if they fit, else parts of 4096 tokens"),
+    ):
+        chat.handle(line, literal=False)
+        assert said in capsys.readouterr().err
