@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 
 from pypcd import find
-from pypcd.ask import prompt_of, read_of, sources_of
+from pypcd.ask import chosen, prompt_of, read_of, sources_of
 from pypcd.cli import _loading, _options
 from pypcd.decode import Session
 from pypcd.document import Document
 from pypcd.evaluation import stats
 from pypcd.prompt import has_template
 from research.command import command
-from research.golds import Asked, Span, hotpot, records, xquad
+from research.golds import Asked, Span, hotpot, paragraphs, records, xquad
 
 Row = dict[str, Any]
 
@@ -44,7 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--paragraphs", type=_options.at_least(2), help="of a text (55 of XQuAD, HotpotQA's own)")
     add("--foreign", action="store_true", help="ask each text of XQuAD the questions of the other half")
     add("--answers", action="store_true", help="answer too; first plainly")
-    add("--read", default="all", help="with --answers: how much of a text is read, such as all,4000")
+    add("--read", default="all", help="how much of a text is read, such as all,4000")
+    add(
+        "--filler",
+        metavar="FILE",
+        help="of HotpotQA's: its paragraphs stand in each text of XQuAD, which is a book then",
+    )
     _options.add_n_ctx(parser)
     _options.add_machine(parser)
     add("--json", action="store_true", help="print a line for each finder and question")
@@ -52,13 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.questions in ("xquad", "reworded"):
-        texts = xquad(args.half, args.n, args.paragraphs or 55, args.questions == "reworded")
+        filler = paragraphs(args.filler) if args.filler else []
+        texts = xquad(args.half, args.n, args.paragraphs or 55, args.questions == "reworded", filler)
+    elif args.questions == "kv":
+        texts = records(args.half, args.n)
     else:
-        texts = (
-            records(args.half, args.n)
-            if args.questions == "kv"
-            else hotpot(args.questions, args.half, args.n, args.paragraphs or 0)
-        )
+        texts = hotpot(args.questions, args.half, args.n, args.paragraphs or 0)
     if args.foreign:
         others = xquad("first" if args.half == "second" else "second", args.n, args.paragraphs or 55)
         texts = (
@@ -67,10 +71,9 @@ def run(args: argparse.Namespace) -> int:
         )
     llm = _loading.open_model(args.model, n_ctx=args.n_ctx, **_options.machine_options(args))
     session, look = Session(llm), answered if args.answers else found
-    by = {name: list[Row]() for name in _options.names(args.finder)}
-    if args.answers:
-        arms = itertools.product(_options.names(args.read), ("plain", *by))
-        by = {name if read == "all" else f"{name}, read {read}": list[Row]() for read, name in arms}
+    finders = [*["plain"] * args.answers, *_options.names(args.finder)]
+    arms = itertools.product(_options.names(args.read), finders)
+    by = {name if read == "all" else f"{name}, read {read}": list[Row]() for read, name in arms}
     for (text, asked), name in itertools.product(texts, by):  # a text is read once, whatever the finder
         for one in asked:
             by[name].append(look(session, name, text, one))
@@ -82,10 +85,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def found(session: Session, finder: str, text: str, asked: Asked) -> Row:
-    """What a finder finds for a question, and what it takes."""
+    """What a finder finds for a question, and what it takes. Behind its name may stand how much of the text is read."""
+    (name, _, read), begin = finder.partition(", read "), time.perf_counter()
     messages = [{"role": "user", "content": asked.question, "documents": [_document(text)]}]
-    turns, begin = prompt_of(messages).turns, time.perf_counter()
-    result = find.find(find.Asked(session.llm, turns, has_template(session.llm), session.attention), finder=finder)
+    messages, _ = chosen(session.llm, messages, read_of(read or "all"), session.llm.n_ctx())
+    turns = prompt_of(messages).turns
+    result = find.find(find.Asked(session.llm, turns, has_template(session.llm), session.attention), finder=name)
     seconds, (sources, note) = time.perf_counter() - begin, sources_of(result, messages)
     spans: list[Span] = [(one.begin, one.end) for one in sources]
     tokens = sum(len(session.llm.tokenize(one.text.encode(), add_bos=False)) for one in sources)
@@ -95,8 +100,8 @@ def found(session: Session, finder: str, text: str, asked: Asked) -> Row:
 
 
 def answered(session: Session, finder: str, text: str, asked: Asked) -> Row:
-    """An answer with the passages of a finder repeated ("plain": without), and whether it is right, as SQuAD compares texts. Behind a finder's
-    name may stand how much of the text is read."""
+    """An answer with the passages of a finder repeated ("plain": without), and whether it is right, as SQuAD compares texts. Its name as in
+    found()."""
     name, _, read = finder.partition(", read ")
     method, begin = "plain" if name == "plain" else f"replay:finder={name}", time.perf_counter()
     how: Any = {"method": method, "read": read_of(read or "all"), "max_tokens": 96, "cache": False}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pypcd.evaluation.tasks import public
 from pypcd.evaluation.tasks.public import KEYS, PUBLIC
 
-__all__ = ["Asked", "Span", "Text", "hotpot", "records", "xquad"]
+__all__ = ["Asked", "Span", "Text", "hotpot", "paragraphs", "records", "xquad"]
 
 Span = tuple[int, int]  # characters of a text: the first, and the one past the last
 HALVES = json.loads((PUBLIC / "halves.json").read_text(encoding="utf-8"))
@@ -38,8 +38,12 @@ class Asked(NamedTuple):
 Text = tuple[str, list[Asked]]
 
 
-def xquad(half: str, n: int, n_paragraphs: int, reworded: bool = False) -> Iterator[Text]:
-    """Texts of so many paragraphs of a half of XQuAD, and n questions, each on one of them; in one mixed order."""
+def xquad(half: str, n: int, n_paragraphs: int, reworded: bool = False, filler: Sequence[str] = ()) -> Iterator[Text]:
+    """Texts of so many paragraphs of a half of XQuAD, and n questions, each on one of them; in one mixed order.
+
+    Args:
+        filler: paragraphs that stand among those of each text.
+    """
     articles = json.loads(bz2.decompress((PUBLIC / "xquad.en.json.bz2").read_bytes()))["data"]
     paragraphs = [p for article in articles if article["title"] in HALVES["xquad"][half] for p in article["paragraphs"]]
     random.Random("finding").shuffle(paragraphs)
@@ -50,7 +54,10 @@ def xquad(half: str, n: int, n_paragraphs: int, reworded: bool = False) -> Itera
     chosen = random.Random("finding").sample(list(words), min(n, len(words)))
     for at in range(0, len(paragraphs), n_paragraphs):
         own = paragraphs[at : at + n_paragraphs]
-        text, places = _joined([p["context"] for p in (own + paragraphs[:at])[:n_paragraphs]])
+        parts = [*(p["context"] for p in (own + paragraphs[:at])[:n_paragraphs]), *filler]
+        order = random.Random("filler").sample(range(len(parts)), len(parts)) if filler else range(len(parts))
+        text, placed = _joined([parts[i] for i in order])
+        places = [span for _, span in sorted(zip(order, placed))]
         asked = []
         for span, qa in ((span, qa) for span, p in zip(places, own) for qa in p["qas"] if qa["id"] in chosen):
             answer, begin = qa["answers"][0]["text"], span[0] + qa["answers"][0]["answer_start"]
@@ -70,6 +77,15 @@ def hotpot(file: str, half: str, n: int, n_paragraphs: int = 0) -> Iterator[Text
         text, places = _joined([f"{parts[i][0]}\n{''.join(parts[i][1])}" for i in order])
         both = [places[order.index(k)] for k in (0, 1)]
         yield text, [Asked(row["_id"], row["question"], row["answer"], both, both)]
+
+
+def paragraphs(file: str) -> list[str]:
+    """Those of HotpotQA, each once."""
+    rows = json.loads(pathlib.Path(file).read_text(encoding="utf-8"))
+    pairs = [
+        pair for r in rows for pair in [(r["title_a"], r["para_a"]), (r["title_b"], r["para_b"]), *r["distractors"]]
+    ]
+    return list(dict.fromkeys(f"{pair[0]}\n{''.join(pair[1])}" for pair in pairs))
 
 
 def records(half: str, n: int) -> Iterator[Text]:

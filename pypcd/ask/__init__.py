@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from pypcd import engine
 from pypcd.ask.messages import Message, Source, documents_in, prompt_of, sources_of
-from pypcd.ask.reading import PARTS, Read, chosen, read_of, size
+from pypcd.ask.reading import PARTS, Read, chosen, is_whole, read_of, size
 from pypcd.decode import Answer as Written
 from pypcd.decode import Method, Session, parse
 from pypcd.decode.method import Writing
@@ -43,6 +43,7 @@ __all__ = [
     "ask",
     "chosen",
     "documents_in",
+    "is_whole",
     "prompt_of",
     "read_of",
     "size",

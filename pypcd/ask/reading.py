@@ -19,7 +19,7 @@ from pypcd.errors import InputError
 from pypcd.find.bm25 import ranked
 from pypcd.settings.ranges import literal
 
-__all__ = ["PARTS", "Read", "chosen", "read_of", "size"]
+__all__ = ["PARTS", "Read", "chosen", "is_whole", "read_of", "size"]
 
 Read = int | Literal["all"] | None
 
@@ -53,6 +53,26 @@ def size(llm: Any, document: Document) -> str:
     return f"{n} tokens" if is_sure else f"about {n // 1000 * 1000} tokens"
 
 
+def is_whole(llm: Any, messages: Sequence[Message], read: Read, n_ctx: int) -> bool:
+    """Whether chosen() takes the documents whole, with the same arguments and errors."""
+    documents = documents_in(messages)
+    if read == "all":
+        n = sum(len(document.text.encode("utf-8", "replace")) for document in documents) // WIDEST
+        if n > n_ctx:
+            raise InputError(
+                f'read is "all", but the documents have more than {n} tokens, and the context {n_ctx}; allowed: None, which '
+                "reads parts, or a number of tokens"
+            )
+        return True
+    left = n_ctx - _spared(n_ctx) - sum(_count(llm, message["content"]) for message in messages)
+    return not documents or _fits(llm, documents, left if read is None else min(read, left))
+
+
+def _spared(n_ctx: int) -> int:
+    """Tokens for passages, a template and the answer."""
+    return min(1024, n_ctx // 4)
+
+
 def chosen(llm: Any, messages: Sequence[Message], read: Read, n_ctx: int) -> tuple[list[Message], str]:
     """Messages with the parts of their documents that are read; and what that is, in words, such as "24 of 310 pages". "": all.
 
@@ -63,21 +83,9 @@ def chosen(llm: Any, messages: Sequence[Message], read: Read, n_ctx: int) -> tup
     Raises:
         ValueError: all is to be read, but cannot fit in the context.
     """
-    documents = documents_in(messages)
-    if not documents:
+    if is_whole(llm, messages, read, n_ctx) or read == "all":
         return list(messages), ""
-    if read == "all":
-        n = sum(len(document.text.encode("utf-8", "replace")) for document in documents) // WIDEST
-        if n > n_ctx:
-            raise InputError(
-                f'read is "all", but the documents have more than {n} tokens, and the context {n_ctx}; allowed: None, which '
-                "reads parts, or a number of tokens"
-            )
-        return list(messages), ""
-    room = n_ctx - min(1024, n_ctx // 4)  # with some for passages, a template and the answer
-    left = room - sum(_count(llm, message["content"]) for message in messages)
-    if _fits(llm, documents, left if read is None else min(read, left)):
-        return list(messages), ""
+    room = n_ctx - _spared(n_ctx)
     known, done, earlier = list[Document](), dict[Part, int](), ""  # done: what is read, and its tokens
     turns = list[Message]()
     for message in messages:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pypcd
@@ -114,14 +114,16 @@ class Conversation:
         if self.draft is None:
             self.attached = []
 
-    def attach(self, documents: Sequence[Document]) -> None:
+    def attach(self, *documents: Document) -> None:
         """Put documents in front of the next message."""
         self.attached += documents
 
     def reading_takes(self) -> str:
         """How long the next message's documents take to read, as far as it is known, in words."""
-        turns, read = self._read([*self.messages, self._message("?")])
-        return "" if read else takes(self.llm, self._laid(turns), self.cache)
+        messages = self._with_system([*self.messages, self._message("?")])
+        if not ask.is_whole(self.llm, messages, self.read, self.llm.n_ctx()):
+            return "; parts of it will be read"
+        return takes(self.llm, self._laid(messages), self.cache)
 
     def set_pcd(self, setting: PCDSetting) -> None:
         """Put a setting in force, as --pcd does. A mapping changes the setting in force, or the last one that was."""
@@ -198,7 +200,7 @@ class Conversation:
         if n >= n_ctx:
             room = "/undo or /clear makes room and /regen then sends it again; or start" if self.messages else "start"
             names = ", ".join(document.name for document in self.attached)
-            without = f"; /file none takes back {names}" if names else ""
+            without = f"; /file none takes back {names}, and /read auto reads parts" if names else ""
             raise ContextFull(
                 f"the context is full: {n} tokens do not fit in the context of {n_ctx}; {room} with a larger --n-ctx{without}"
             )

@@ -247,7 +247,7 @@ class Chat:
     def attach(self, documents: Sequence[Document], left_out: str) -> None:
         if left_out:
             _terminal.note(left_out)
-        self.session.attach(documents)
+        self.session.attach(*documents)
         n_parts = sum(len(document.segments) for document in documents)
         what = f"{len(documents)} documents"
         if len(documents) == 1:

@@ -245,15 +245,13 @@ def test_a_stopped_answer_stays_and_a_message_without_one_is_a_draft(session):
 def test_a_full_context_loses_nothing(session):
     ask(session, "one")
     kept = list(session.messages)
-    with pytest.raises(ContextFull, match=r"long has \d+ tokens.*Nothing is cut"):
-        session.attach(Document.of("long", "ba " * 600))
-    assert session.attached == []
+    session.read = "all"
     n = next(n for n in range(600, 0, -1) if len(session.llm.tokenize(b"ba " * n)) < 470)
-    assert session.attach(Document.of("long", "ba " * n)) < session.llm.n_ctx()
+    session.attach(Document.of("long", "ba " * n))
     with pytest.raises(ContextFull, match=r"/undo.*--n-ctx"):
         list(session.send("what is it?"))
     assert session.messages == kept and session.draft == "what is it?"
-    with pytest.raises(ContextFull, match="/file none takes back long$"):
+    with pytest.raises(ContextFull, match="/file none takes back long, and /read auto reads parts$"):
         list(session.send("short"))  # the document is in front of this question now
     session.clear()
     list(session.regen())
@@ -575,8 +573,12 @@ TALK = [
     ("/save", "needs a file name"),
     ("/save talk.json", "saved to"),
     ("/file nowhere", "nowhere: No such file"),
-    ("/file notes.txt", "--n-ctx"),
-    ("/file short.txt", r"short.txt: \d+ tokens, 3 parts; it goes in front of your next message\n"),
+    ("/file notes.txt", "parts of it will be read"),
+    ("/file none", "no document goes in front"),
+    ("/file short.txt", r"short.txt: \d+ tokens, 3 parts; in front of your next message\n"),
+    ("/read all", "read all"),
+    ("/read some", "read is 'some'; allowed: "),
+    ("/read auto", "if they fit"),
     ("/file none", "no document goes in front"),
     ("/file 'short.txt'", "3 parts"),
     ("/file none", "no document"),
