@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pypcd.errors import InputError
 from pypcd.evaluation.tasks import register
 from pypcd.evaluation.tasks.kv import KV
-from pypcd.evaluation.tasks.metrics import KV_SEPARATORS, f1
+from pypcd.evaluation.tasks.metrics import KV_SEPARATORS
 from pypcd.evaluation.tasks.ruler import N_HOPS, NOISE, chain, hidden, names_of, tracking
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
 from pypcd.evaluation.tasks.size import Sized, check_cell
@@ -68,7 +68,7 @@ class VTAuthors(Sized):
         """
         items = [item.strip().lower() for item in re.sub(r"[\x00-\x1f]", "\n", prediction).split(",")]
         n_right = sum(reference.lower() in items for reference in sample.answers)
-        return f1(n_right, len(items), len(sample.answers))
+        return 2 * n_right / (len(items) + len(sample.answers))
 
     def questions(self, n: int, size: int, seed: int = 0) -> Iterator[Sample]:
         rng = random.Random(f"vt {seed} {size}")

@@ -60,8 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
 # tests of a few seconds a module, that start no server: `scripts/test fast`
 FAST_FOLDERS = {"settings", "decode", "find"}
 FAST_MODULES = {
-    "balance", "cli_tune", "constrained", "constraint", "context", "cpp", "decay", "docs",
-    "exports", "finding", "gate0", "graphwalks", "kv", "layers", "metrics",
+    "balance", "cli_tune", "constraint", "context", "cpp", "decay", "docs",
+    "exports", "finding", "gate0", "kv", "layers", "metrics",
     "nolima", "packaging", "places", "progress", "report", "import_layers", "public", "reworded", "ruler", "salience", "sampler", "sequences",
     "spectrum", "stats", "table", "tap",
 }  # fmt: skip

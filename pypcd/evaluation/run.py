@@ -425,7 +425,6 @@ class Worker:
             stop=task.stop,
             chat=plan.chat,
             look=gold.look,
-            grammar=sample.grammar,
         )
         return {
             "prediction": answer.text,

@@ -25,16 +25,10 @@ CELLS = {  # tokenizer, group, length, questions of each task: the hash of all o
     ("words", "everyday-behind", 600, 8): "e604e77bf9bbeb81",
     ("words", "reading", 600, 8): "cd930afca8b03db9",
     ("words", "chats", 800, 8): "5950f3bdc280fb84",
-    ("words", "constrained", 420, 8): "223ad27976882101",
-    ("words", "constrained-shown", 420, 8): "b2eed0217117a110",
     ("demo", "everyday", 600, 8): "37826e8de51ccf1b",
     ("demo", "everyday-behind", 600, 8): "a25a6f0691e02816",
     ("demo", "reading", 900, 8): "1840c6487765f7b1",
     ("demo", "chats", 800, 8): "2a3866c0faf1ee29",
-    ("demo", "constrained-json", 500, 8): "4f732d4c53d8234a",
-    ("demo", "constrained-kv", 900, 200): "59a4034a449dca89",
-    ("words", "constrained-needle", 600, 20): "2bec76a4289ff60a",
-    ("words", "constrained-needle-shown", 600, 20): "c534c68880ccdb8e",
 }
 
 TEXTS = {  # of reading, at the sizes of 600 tokens on SmolLM2 and on Gemma 3: kind, sentences: the hash of 50 questions

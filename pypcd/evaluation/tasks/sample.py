@@ -40,7 +40,6 @@ class Sample:
         gold: the right answer as a perfect model writes it after the prompt; if not given, the first of the answers.
         end: the text that follows the gold answer in a plain prompt; "" if the task does not say. The model's own end token
             ends an answer as well, and through a chat template it alone does.
-        grammar: which answers are possible, in llama.cpp's GBNF; "": all are.
     """
 
     index: int
@@ -50,7 +49,6 @@ class Sample:
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     gold: str = ""
     end: str = ""
-    grammar: str = ""
 
     def __post_init__(self) -> None:
         if not self.gold:
