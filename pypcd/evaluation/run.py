@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import os
+import platform
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +16,8 @@ import pypcd
 from pypcd.decode import Method, Session, parse
 from pypcd.decode.vocabulary import Vocabulary
 from pypcd.errors import MENDABLE, InputError, ModelError, PCDError
-from pypcd.evaluation.executors import Cluster, Jobs, Record, Work, executor_of, failed_record
+from pypcd.evaluation import executors
+from pypcd.evaluation.executors import Cluster, Jobs, Record, Work
 from pypcd.evaluation.gold import Gold
 from pypcd.evaluation.plan import Directory, Key, Plan, file_sha256
 from pypcd.evaluation.progress import Progress
@@ -77,7 +79,6 @@ def facts(
         FileNotFoundError: there is no such model, or a worker of a cluster does not have it.
         PCDError: a worker of a cluster has another file or version than this process, or other devices than another worker.
     """
-    place = executor_of(jobs)
     before = directory.facts() if directory is not None and directory.exists() else {}
 
     def sha256(path: str) -> str:
@@ -86,12 +87,10 @@ def facts(
             return str(before["model_sha256"])
         return file_sha256(path, progress)
 
-    if isinstance(place, Cluster):
-        place.workers()  # one that cannot be reached is known before a large file is hashed
     here = _facts(plan, options or {}, sha256)
-    if not isinstance(place, Cluster):
+    if not isinstance(jobs, Cluster):
         return here
-    found = place.everywhere(functools.partial(_facts_there, _anywhere(plan), options or {}))
+    found = jobs.everywhere(functools.partial(_facts_there, _anywhere(plan), options or {}))
     run = {**here, **{name: next(iter(found.values()))[name] for name in _OF_WORKERS}}
     for worker, there in found.items():
         _check_same(there, run, f"{worker}: ")
@@ -161,8 +160,11 @@ def _check_same(there: Mapping[str, Any], run: Mapping[str, Any], where: str = "
 
 def _made_there(worker: MakeWorker, plan: Plan, options: Mapping[str, Any], run: Mapping[str, Any]) -> Worker:
     """A worker on another machine, once that is known to have the same files and versions as the run."""
-    _check_same(_facts_there(plan, options), run)
-    return worker(plan, options)
+    try:
+        _check_same(_facts_there(plan, options), run)
+        return worker(plan, options)
+    except (*MENDABLE, OSError) as error:
+        raise type(error)(f"{platform.node()}: {error}") from None
 
 
 def run_options(plan: Plan, options: Mapping[str, Any], jobs: Jobs = 1) -> dict[str, Any]:
@@ -178,7 +180,7 @@ def run_options(plan: Plan, options: Mapping[str, Any], jobs: Jobs = 1) -> dict[
     path = resolve_model(plan.model)
     decode, batch = (options.get(name) for name in _THREADS)
     if decode is None:
-        decode = executor_of(jobs).n_threads()
+        decode = executors.n_threads(jobs)
     if decode is None or batch is None:
         decode, batch, _ = threads.choose(threads.width_of(path, options), decode, batch)
     return {**options, **dict(zip(_THREADS, (decode, batch)))}
@@ -238,14 +240,14 @@ def evaluate(
     Raises:
         ValueError: a task or method is unknown, a length is too short, or the directory holds another run.
         ModelError: the model cannot be loaded.
-        PCDError: a process ended early; a cluster's scheduler or all of its workers are lost, or as facts().
+        PCDError: a process ended early; a cluster is lost, or as facts().
     """
     for name in plan.methods:
         parse(name)
-    counts, place = counts_of(plan), executor_of(jobs)
-    options = run_options(plan, options or {}, place)
+    counts = counts_of(plan)
+    options = run_options(plan, options or {}, jobs)
     with directory.locked():
-        known = facts(plan, options, jobs=place, directory=directory) if model_facts is None else model_facts
+        known = facts(plan, options, jobs=jobs, directory=directory) if model_facts is None else model_facts
         records = directory.open(plan, known)
         asked = {key[:3]: record["prompt_sha256"] for key, record in records.items() if record["prompt_sha256"]}
 
@@ -260,9 +262,9 @@ def evaluate(
 
         refused: dict[str, str] = {}
         make = functools.partial(worker or Worker, _anywhere(plan), options)
-        if isinstance(place, Cluster):
+        if isinstance(jobs, Cluster):
             make = functools.partial(_made_there, worker or Worker, _anywhere(plan), options, known)
-        for key, record in place.ask(make, todo, refused):
+        for key, record in executors.ask(jobs, make, todo, refused):
             if record is not None:
                 prompt = record["prompt_sha256"]
                 if prompt and asked.setdefault(key[:3], prompt) != prompt:
@@ -412,7 +414,7 @@ class Worker:
         try:
             return {**begun, **self._answered(key, sample, method)}
         except MENDABLE as error:  # only this question failed: go on with the others
-            return {**failed_record(key, str(error)), **begun}
+            return {**begun, "error": str(error), "score": 0.0, "salience": None, "n_tokens": 0}
 
     def _answered(self, key: Key, sample: Sample, method: Method) -> Record:
         """What the run keeps of an answer."""
