@@ -1,4 +1,5 @@
-"""`pypcd eval` with the methods that the paper compares with, its authors' tasks, NoLiMa, and the paper's tables beside those of a run.
+"""`pypcd eval` with the methods that the paper compares with, its authors' tasks, NoLiMa, pictures of the differences, and
+the paper's tables beside those of a run.
 
 python -m research.eval MODEL --method dola-low,ms-poe,segr
 python -m research.eval MODEL --paper table2
@@ -8,6 +9,7 @@ python -m research.eval MODEL --task nolima --data FOLDER
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -17,7 +19,8 @@ import research.methods
 import research.nolima  # noqa: F401  the same
 from pypcd import cli, files
 from pypcd.cli import eval as product
-from pypcd.evaluation import Directory
+from pypcd.evaluation import Directory, rows
+from research import plots
 from research.paper import PAPER_TABLES
 
 __all__ = ["main"]
@@ -31,24 +34,26 @@ def main(words: Sequence[str]) -> int:
     if asked.data:
         os.environ["NOLIMA"] = os.path.abspath(asked.data)
     paper = PAPER_TABLES.get(asked.paper)
-    if paper is None:
-        return cli.main(["eval", *others])
     parser = argparse.ArgumentParser(prog="python -m research.eval")
     product.add_arguments(parser)
     args = parser.parse_args(others)
-    if args.quick:
-        parser.error("--quick and --paper choose lengths and methods; give one of them")
-    args.task = args.task or ",".join(paper.tasks)
-    args.method = args.method or ",".join(paper.methods)
-    args.length = args.length or ",".join(map(str, paper.lengths))
+    if paper is not None:
+        if args.quick:
+            parser.error("--quick and --paper choose lengths and methods; give one of them")
+        args.task = args.task or ",".join(paper.tasks)
+        args.method = args.method or ",".join(paper.methods)
+        args.length = args.length or ",".join(map(str, paper.lengths))
 
     def run() -> int:
         status = product.run(args)
         out, plan = Directory(product.folder(args)), product.plan_of(args)
-        text = paper.markdown(plan, out.records())
-        files.write(out.path / "summary.md", (out.path / "summary.md").read_text(encoding="utf-8") + "\n" + text)
-        if not args.json:
-            print("\n" + text)
+        if importlib.util.find_spec("matplotlib") and len(plan.methods) > 1:
+            plots.save(plots.differences(rows(plan, out.records())), out.path / "summary.png")
+        if paper is not None:
+            text = paper.markdown(plan, out.records())
+            files.write(out.path / "summary.md", (out.path / "summary.md").read_text(encoding="utf-8") + "\n" + text)
+            if not args.json:
+                print("\n" + text)
         return status
 
     return cli.reported(run)

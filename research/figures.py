@@ -1,4 +1,4 @@
-"""The lab's figures, in the style of `pypcd.evaluation.plots`. Needs matplotlib."""
+"""The lab's figures, in the style of `research.plots`. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from pypcd.errors import InputError
 from pypcd.evaluation.plan import BASELINE
-from pypcd.evaluation.plots import BLACK, BLUE, VERMILLION, drawing, new_figure
 from pypcd.evaluation.stats import MARGIN, Paired
 from research.balance import LONG, RETRIEVAL, SHORT_PROMPTS, GainLoss, controlled, greedys
 from research.decay import CURVES, Curves, bins
+from research.plots import BLACK, BLUE, VERMILLION, drawing, new_figure
 from research.salience import RANKS, SalienceRow, count_ranks
 from research.spectrum import Spectrum
 

@@ -20,12 +20,12 @@ from collections.abc import Sequence
 import pypcd
 from pypcd.cli import _options, _progress, _table, _terminal
 from pypcd.errors import PCDError
-from pypcd.evaluation import ModelTokenizer, plots
+from pypcd.evaluation import ModelTokenizer
 from pypcd.evaluation.executors import Jobs
 from pypcd.evaluation.plan import HALVES
 from pypcd.gguf import resolve_model
 from pypcd.prompt import has_template
-from research import figures
+from research import figures, plots
 from research.balance import Run, balance, balance_markdown, read_run
 from research.survey import PARTS, fitting, legs, missing, names_of, run_survey, survey_options
 

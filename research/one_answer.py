@@ -21,12 +21,12 @@ from pypcd.cli.explain import add_prompt, asked, written
 from pypcd.decode import Session
 from pypcd.decode.vocabulary import END, SKIPPED, Vocabulary
 from pypcd.errors import PCDError
-from pypcd.evaluation import plots
-from pypcd.evaluation.plots import BLACK, BLUE, VERMILLION
 from pypcd.explain import Step, explain
 from pypcd.settings.config import PCDConfig
+from research import plots
 from research.command import command
 from research.figures import drawable
+from research.plots import BLACK, BLUE, VERMILLION
 
 N_CANDIDATES = 4
 N_CHARACTERS = 68  # of a text are shown

@@ -11,8 +11,7 @@ import sys
 from typing import Any
 
 from pypcd.cli import _terminal
-from pypcd.evaluation import plots
-from research import figures, files
+from research import figures, files, plots
 from research.claims import Claims, check_claims, claimed_rate
 from research.command import command
 from research.decay import CURVES, GRID, Curves, Decay, Rates, bins, grid

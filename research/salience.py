@@ -22,13 +22,13 @@ from pypcd.decode import Session
 from pypcd.decode.vocabulary import SKIPPED
 from pypcd.decode.vocabulary import Vocabulary as Tokens
 from pypcd.errors import InputError
-from pypcd.evaluation import ModelTokenizer, Sample, plots, task
+from pypcd.evaluation import ModelTokenizer, Sample, task
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import NOT_SHOWN, interval, paired
 from pypcd.prompt import prompt_tokens
 from pypcd.settings.config import PCDConfig, typed
 from pypcd.settings.formula import rank
-from research import files
+from research import files, plots
 from research.command import command
 
 __all__ = ["RANKS", "Reading", "SalienceRow", "Vocabulary", "count_ranks", "measure", "salience", "salience_rows"]

@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from pypcd.cli import _loading, _options, _terminal
 from pypcd.errors import InputError
-from pypcd.evaluation import ModelTokenizer, plots, task
+from pypcd.evaluation import ModelTokenizer, task
 from pypcd.prompt import Prompt, prompt_tokens
 from pypcd.settings.formula import rho
 from pypcd.settings.ranges import Integer
-from research import files
+from research import files, plots
 from research.command import command
 from research.layers import PAIRINGS, read_layers
 

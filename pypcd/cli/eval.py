@@ -11,15 +11,13 @@ from collections.abc import Sequence
 
 from pypcd import files
 from pypcd.cli import _options, _progress, _table, _terminal, demo
-from pypcd.errors import InputError, PCDError
+from pypcd.errors import InputError
 from pypcd.evaluation import (
     GROUPS,
     Directory,
     Plan,
-    Row,
     evaluate,
     markdown,
-    plots,
     rows,
     run_options,
     tasks_of,
@@ -89,7 +87,6 @@ def run(args: argparse.Namespace) -> int:
     text = markdown(plan, outcome.records, metrics, outcome.refused)
     files.write(out.path / "summary.md", text)
     table = rows(plan, outcome.records)
-    _picture(table, out.path / "summary.png")
     if args.json:
         record = {
             "plan": vars(plan),
@@ -179,12 +176,3 @@ def _of_each(tasks: Sequence[str], n: int) -> int:
             "how many; give --n, or ask them in two runs"
         )
     return each
-
-
-def _picture(table: Sequence[Row], path: pathlib.Path) -> None:
-    if not any(row.method != BASELINE for row in table):
-        return
-    try:
-        plots.save(plots.differences(table), path)
-    except PCDError as error:
-        _terminal.say(f"no picture was drawn: {error}")

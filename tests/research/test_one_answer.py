@@ -18,9 +18,8 @@ from tiny_gguf import write_tiny_gguf
 
 import pypcd
 from pypcd.cli import _terminal, main
-from pypcd.evaluation import plots
 from pypcd.explain import Candidate, Step
-from research import one_answer
+from research import one_answer, plots
 from research.command import command
 from research.one_answer import PCD, PLAIN, Answer, Mark, decisive, draw, find, marks, named, seen
 

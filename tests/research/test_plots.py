@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 from runs import made_up
 from test_salience import reading
 
-from pypcd.evaluation import Plan, Row, plots, rows
+from pypcd.evaluation import Plan, Row, rows
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import MARGIN
-from research import figures
+from research import figures, plots
 from research.balance import LONG, RETRIEVAL, SHORT_PROMPTS, Run, balance
 from research.decay import Decay, grid
 from research.salience import salience_rows

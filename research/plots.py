@@ -1,4 +1,4 @@
-"""How pictures look, and the one of `eval`. Needs matplotlib.
+"""How pictures look, and the one of an evaluation. Needs matplotlib.
 
 They are for print and for the colour-blind: colours of Okabe and Ito, and a marker or hatch for each. The same data gives the same
 file, byte for byte.
