@@ -22,8 +22,6 @@ __all__ = [
     "DEMO_MODEL",
     "GGUF",
     "Shape",
-    "check_lora",
-    "check_projector",
     "explained",
     "parts",
     "read_gguf",
@@ -38,7 +36,6 @@ _VERSIONS = (2, 3)  # those llama.cpp reads; version 1 had shorter length fields
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY = 8, 9
 _MAX_NUMBERS = 4096  # longer arrays are not kept; one number for each layer is far fewer
-_MAX_DIMENSIONS = 4
 _MAX_LAYERS = 1024  # more than llama.cpp loads
 
 
@@ -121,12 +118,12 @@ class GGUF:
     Attributes:
         metadata: texts, numbers and lists of numbers by key. Lists of texts, and long ones, are left out.
         n_vocab: tokens of the vocabulary.
-        tensors: their dimensions by name, the fastest first.
+        tensors: their names.
     """
 
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     n_vocab: int = 0
-    tensors: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    tensors: frozenset[str] = frozenset()
 
     @property
     def architecture(self) -> str:
@@ -159,7 +156,7 @@ class GGUF:
     @property
     def has_rope_factors(self) -> bool:
         """Whether there is a tensor of per-frequency factors (Llama 3.1, LongRoPE)."""
-        return not self.tensors.keys().isdisjoint({"rope_freqs.weight", "rope_factors_long.weight"})
+        return not self.tensors.isdisjoint({"rope_freqs.weight", "rope_factors_long.weight"})
 
     def rope_factors(self, n_ctx: int) -> str | None:
         """Which RoPE table a LongRoPE model uses in a context of n_ctx, "long" or "short"; None if it has only one."""
@@ -194,90 +191,6 @@ def explained(said: str) -> str:
     return said
 
 
-def check_lora(lora: str | os.PathLike[str], model_path: str, model: GGUF) -> None:
-    """Whether a LoRA (low-rank changes A and B of some of a model's matrices) fits a model. What else llama.cpp refuses, it
-    says; here is what it does not check, and what it says badly.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ModelError: it is no LoRA, or one for another model.
-    """
-    header, what = _part(lora, "LoRA"), f"the LoRA {lora}"
-    kind, method = header.metadata.get("general.type"), header.metadata.get("adapter.type")
-    if kind != "adapter" or method != "lora":
-        raise ModelError(f"{what} has general.type {kind!r} and adapter.type {method!r}; allowed: 'adapter' and 'lora'")
-    if header.architecture != model.architecture:
-        raise ModelError(
-            f"{what} is for the architecture {header.architecture!r}, {model_path} is {model.architecture!r}"
-        )
-    if not isinstance(header.metadata.get("adapter.lora.alpha", 0.0), float):
-        raise ModelError(f"{what} has adapter.lora.alpha {header.metadata['adapter.lora.alpha']!r}; allowed: a float")
-    pairs = {name[: -len(".lora_a")] for name in header.tensors if name.endswith((".lora_a", ".lora_b"))}
-    if not pairs:
-        raise ModelError(
-            f"{what} has no pairs of matrices (.lora_a, .lora_b); convert it with llama.cpp's convert_lora_to_gguf.py"
-        )
-    for name in sorted(pairs):
-        a, b, of = (mapping.get(name + end) for mapping, end in
-                    ((header.tensors, ".lora_a"), (header.tensors, ".lora_b"), (model.tensors, "")))  # fmt: skip
-        if a is None or b is None:
-            raise ModelError(f"{what} has only one of the two matrices for {name}")
-        if of is None:
-            if model.metadata.get("split.count", 1) > 1:
-                continue  # it may be in another file
-            raise ModelError(f"{what} changes {name}, which {model_path} does not have: it is for another model")
-        rows, columns = (_dimensions(of)[0], _dimensions(of)[1])
-        a, b = _dimensions(a), _dimensions(b)
-        is_transposed = name.endswith("token_embd.weight")
-        fits = (
-            (b[1], a[1], a[0]) == (rows, columns, b[0])
-            if is_transposed
-            else (a[0], b[1], a[1]) == (rows, columns, b[0])
-        )
-        if not fits or a[2:] != _dimensions(of)[2:] or b[2:] != a[2:]:
-            raise ModelError(f"{what} has matrices of {a} and {b} for {name}, which is {of} in {model_path}")
-
-
-def check_projector(path: str | os.PathLike[str]) -> None:
-    """Whether a file is a projector (mmproj), which turns pictures into embeddings, with all its layers.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ModelError: it is no projector, or tensors are missing, at which libmtmd would end the process.
-    """
-    header = _part(path, "projector (mmproj)")
-    if header.architecture != "clip":
-        raise ModelError(f"the projector {path} is of the architecture {header.architecture!r}; allowed: 'clip'")
-    missing = []
-    if header.metadata.get("clip.projector_type") == "mlp" and header.metadata.get("clip.has_vision_encoder"):
-        layers = range(int(header.metadata.get("clip.vision.block_count", 1)) - 1)  # the last one is not used
-        needed = [
-            f"v.blk.{i}.{kind}" for i in layers for kind in ("attn_out.weight", "ffn_up.weight", "ffn_down.weight")
-        ]
-        split = [f"v.blk.{i}.attn_{which}.weight" for i in layers for which in "qkv"]
-        is_fused = "v.blk.0.attn_qkv.weight" in header.tensors
-        needed += ["mm.0.weight", "mm.2.weight", *([] if is_fused else split)]
-        missing = [name for name in needed if name not in header.tensors]
-    if missing or not header.tensors:
-        raise ModelError(f"the projector {path} is damaged: it has no {', '.join(missing[:3]) or 'tensors'}")
-
-
-def _part(path: str | os.PathLike[str], kind: str) -> GGUF:
-    """The header of a file that belongs to a model."""
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"there is no {kind} file {path}")
-    if not os.path.isfile(path):
-        raise ModelError(f"the {kind} {path} is a folder; allowed: a GGUF file")
-    header = read_gguf(path) if os.path.getsize(path) else GGUF()
-    if not header.metadata:
-        raise ModelError(f"the {kind} {path} is not a GGUF file, or is damaged")
-    return header
-
-
-def _dimensions(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (*shape, 1, 1, 1, 1)[:_MAX_DIMENSIONS]
-
-
 class _Reader:
     """Reads one value after the other; raises one of several errors if the file ends early or a type is unknown."""
 
@@ -301,15 +214,13 @@ class _Reader:
                 value = self._text() if kind == _TEXT else self._number(_SCALARS[kind])
             if value is not None:
                 metadata[key] = value
-        tensors = {}
+        tensors = []
         for _ in range(n_tensors):
-            name = self._text()
-            n_dimensions = self._number("I")
-            tensors[name] = tuple(self._number("Q") for _ in range(min(n_dimensions, _MAX_DIMENSIONS)))
-            self._skip(8 * (n_dimensions - len(tensors[name])) + struct.calcsize("<IQ"))  # type, offset
+            tensors.append(self._text())
+            self._skip(8 * self._number("I") + struct.calcsize("<IQ"))  # dimensions, type, offset
         if n_tokens is None:
             n_tokens = metadata.get(f"{metadata.get('general.architecture')}.vocab_size", 0)
-        return GGUF(metadata, n_tokens if isinstance(n_tokens, int) else 0, tensors)
+        return GGUF(metadata, n_tokens if isinstance(n_tokens, int) else 0, frozenset(tensors))
 
     def _number(self, code: str) -> Any:
         (value,) = struct.unpack_from("<" + code, self._data, self._at)

@@ -13,7 +13,7 @@ from typing import Any
 import llama_cpp
 
 from pypcd.errors import ArgumentError, InputError, did_you_mean
-from pypcd.gguf import check_lora, check_projector, read_gguf
+from pypcd.gguf import read_gguf
 from pypcd.settings.ranges import Integer, OrNone
 
 __all__ = ["N_BATCH", "check_keywords", "check_opening", "response_format", "unknown_keywords"]
@@ -56,12 +56,10 @@ _OPENING: dict[str, Any] = {
 
 
 def check_opening(path: str, kwargs: Mapping[str, Any], n_seq_max: int) -> None:
-    """The keywords of llama_cpp.Llama(path, ...), and the files among them. llama.cpp wants room for a row of each sequence in a batch.
+    """The keywords of llama_cpp.Llama(path, ...). llama.cpp wants room for a row of each sequence in a batch.
 
     Raises:
         ValueError: a value is out of range.
-        FileNotFoundError: there is no LoRA or projector file of that name.
-        ModelError: it is not one, or not one for this model.
     """
     for name, check in _OPENING.items():
         if name in kwargs:
@@ -80,11 +78,6 @@ def check_opening(path: str, kwargs: Mapping[str, Any], n_seq_max: int) -> None:
                 f"{name} is {kwargs[name]}, whose blocks have {_BLOCK} values, but this model's heads have {width}; allowed: "
                 f"{', '.join(map(str, UNBLOCKED))}, or None"
             )
-    if kwargs.get("lora_path"):
-        check_lora(kwargs["lora_path"], path, read_gguf(path))
-    projector = getattr(kwargs.get("chat_handler"), "clip_model_path", None)
-    if projector is not None:
-        check_projector(projector)
 
 
 def response_format(given: Any) -> Any:

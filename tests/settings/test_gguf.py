@@ -22,7 +22,7 @@ PLAIN = Shape(4096, 0, 32, (32,) * 32, 128, 128, 128, 10000.0)  # a 7B Llama
 @pytest.mark.parametrize("arch", ARCHS)
 def test_it_has_what_the_gguf_package_reads(arch: str, tiny: Tiny) -> None:
     read, ours = gguf.GGUFReader(tiny(arch)), read_gguf(tiny(arch))
-    assert ours.tensors == {tensor.name: tuple(tensor.shape.tolist()) for tensor in read.tensors}
+    assert ours.tensors == {tensor.name for tensor in read.tensors}
     assert ours.n_vocab == len(read.fields["tokenizer.ggml.tokens"].data)
     wanted = {}
     for name, field in read.fields.items():
@@ -139,4 +139,4 @@ def test_a_tensor_of_more_dimensions_than_ggml_has_is_passed_over(tmp_path: Path
     writer.add_tensor("behind", np.zeros((7, 8), np.float32))
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()
-    assert read_gguf(str(path)).tensors == {"five": (6, 5, 4, 3), "behind": (8, 7)}
+    assert read_gguf(str(path)).tensors == {"five", "behind"}
