@@ -68,7 +68,7 @@ def test_ggml_is_left_to_llama_cpp_python(wheel: Path) -> None:
     for name, data in found.items():
         assert b"$ORIGIN/../../llama_cpp/lib" in data, name
     with zipfile.ZipFile(wheel) as archive:
-        assert set(json.loads(archive.read("pypcd/lib/ggml.json"))) == {"version", "commit", "tensor layout"}
+        assert set(json.loads(archive.read("pypcd/lib/ggml.json"))) == {"version", "commit"}
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         assert re.search(r"^Requires-Dist: llama-cpp-python==[\d.]+$", archive.read(metadata).decode(), re.MULTILINE)
 

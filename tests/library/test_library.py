@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import llama_cpp
 import pytest
@@ -20,51 +18,7 @@ from pypcd import library
 from pypcd.library import ggml
 
 PACKAGE = Path(llama_cpp.__file__).parent
-COMPILER = shutil.which("cc")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="names of files and how they are loaded are Linux's")
-
-# A ggml that can do what identity() asks for and no more: MEMBERS are those of a tensor, in their order.
-OTHER_GGML = """
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-struct tensor { MEMBERS };
-struct init { size_t size; void * buffer; _Bool no_alloc; };
-struct context { char * next; };
-const char * ggml_version(void) { return "VERSION"; }
-const char * ggml_commit(void) { return "unknown"; }
-size_t ggml_tensor_overhead(void) { return sizeof(struct tensor); }
-void * ggml_init(struct init init) {
-    struct context * c = malloc(sizeof *c);
-    c->next = init.buffer;
-    return c;
-}
-void ggml_free(void * c) { free(c); }
-void * ggml_new_tensor_4d(struct context * c, int type, int64_t a, int64_t b, int64_t d, int64_t e) {
-    struct tensor * t = (struct tensor *) c->next;
-    c->next += sizeof *t;
-    t->type = type, t->ne[0] = a, t->ne[1] = b, t->ne[2] = d, t->ne[3] = e;
-    return t;
-}
-void * ggml_swiglu_split(struct context * c, void * a, void * b) {
-    struct tensor * t = ggml_new_tensor_4d(c, 1, 2, 3, 5, 7);
-    t->op = OP, t->src[0] = a, t->src[1] = b;
-    return t;
-}
-void ggml_set_name(struct tensor * t, const char * name) { strcpy(t->name, name); }
-"""
-MEMBERS = "int type; int64_t ne[4]; int op; void * src[2]; char name[8];"
-
-
-def make_ggml(folder: Path, *, members: str = MEMBERS, op: int = 98, version: str = "0.0.1") -> Path:
-    folder.mkdir()
-    (folder / "ggml.c").write_text(
-        OTHER_GGML.replace("MEMBERS", members).replace("OP", str(op)).replace("VERSION", version)
-    )
-    assert COMPILER
-    command = [COMPILER, "-shared", "-fPIC", "-Wl,-Bsymbolic", "-o", folder / "libggml-base.so", folder / "ggml.c"]
-    subprocess.run(command, check=True)
-    return folder
 
 
 # --- which ggml there is ---
@@ -79,23 +33,12 @@ def test_the_version_is_that_of_the_files_name() -> None:
 def test_the_installed_one_is_the_one_that_libllama_was_built_for() -> None:
     record = next(path for folder in library.library_dirs() if (path := folder / "ggml.json").exists())
     wanted = json.loads(record.read_text(encoding="utf-8"))
-    assert set(wanted) == {"version", "commit", "tensor layout"}
+    assert set(wanted) >= {"version", "commit"}
     assert not ggml.difference(ggml.identity(PACKAGE / "lib"), wanted)
 
 
-@linux
-@pytest.mark.skipif(not COMPILER, reason="there is no C compiler")
-def test_another_order_of_members_and_another_list_of_operations_are_seen(tmp_path: Path) -> None:
-    """And nothing else is: a second build of the same source, at another address, is the same."""
-    swapped = "int type; int op; int64_t ne[4]; void * src[2]; char name[8];"
-    larger = MEMBERS + " void * extra;"
-    builds: list[dict[str, Any]] = [{}, {}, {"op": 99}, {"members": swapped}, {"members": larger}]
-    seen = [ggml.identity(make_ggml(tmp_path / str(i), **build))["tensor layout"] for i, build in enumerate(builds)]
-    assert seen[0] == seen[1] and len(set(seen)) == 4
-
-
 HASH = st.text("0123456789abcdef", min_size=7, max_size=40)
-ABOUT = {"version": "0.25.3", "commit": "unknown", "tensor layout": "368-242fe96b"}
+ABOUT = {"version": "0.25.3", "commit": "unknown"}
 
 
 @given(commit=HASH, digits=st.integers(7, 40), ends=st.tuples(*[st.sampled_from(["", "-dirty"])] * 2))
@@ -191,15 +134,6 @@ def test_another_ggml_is_refused(key: str, copy: Path) -> None:
         in said
     )
     assert f"run: pip install --force-reinstall --no-deps llama-cpp-python=={llama_cpp.__version__} (or" in said
-
-
-@linux
-@pytest.mark.skipif(not COMPILER, reason="there is no C compiler")
-def test_a_ggml_of_that_version_with_another_layout_is_refused(copy: Path, tmp_path: Path) -> None:
-    made = make_ggml(tmp_path / "ggml", version=ggml.identity(PACKAGE / "lib")["version"])
-    (copy / "lib/libggml-base.so").unlink()
-    shutil.copy(made / "libggml-base.so", copy / "lib")
-    assert re.search("its tensor layout is .*; allowed: 368-.*; run: pip install", refusal(copy))
 
 
 @linux
