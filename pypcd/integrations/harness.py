@@ -299,24 +299,6 @@ class HarnessModel(TemplateLM):
             "pypcd_version": pypcd.__version__,
         }
 
-    def set_cache_hook(self, cache_hook: Any) -> None:
-        """--use_cache: its file knows requests only, so it is told whose answers it has.
-
-        Raises:
-            ValueError: it has those of another model or setting.
-        """
-        if cache_hook.dbdict is not None:
-            info = self.get_model_info()
-            ours = ", ".join(f"{name}={info[name]}" for name in ("model_bytes", "pcd", "n_ctx", "add_bos_token"))
-            theirs = cache_hook.dbdict.get("pypcd") or ("another model" if len(cache_hook.dbdict) else ours)
-            if theirs != ours:
-                raise InputError(
-                    f"use_cache names {cache_hook.dbdict.filename}, which has answers of {theirs}; this is {ours}; give "
-                    "another path"
-                )
-            cache_hook.dbdict["pypcd"] = ours
-        super().set_cache_hook(cache_hook)
-
 
 def _batch_size(value: int | str, most: int | None) -> int:
     """How many texts at once: a number, or "auto", which may have further words ("auto:4")."""

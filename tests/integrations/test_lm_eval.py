@@ -304,20 +304,6 @@ def test_chat_templates(make: Callable[..., Any]) -> None:
         make().apply_chat_template(talk)
 
 
-def test_answers_of_another_setting_are_not_taken_from_a_cache(make: Callable[..., Any], tmp_path: Path) -> None:
-    from lm_eval.api.model import CachingLM  # type: ignore[import-not-found]
-
-    file = str(tmp_path / "cache.db")
-    first = CachingLM(make(), file)
-    (answer,) = first.loglikelihood([Request("tene", " mu")])
-    assert CachingLM(make(), file).loglikelihood([Request("tene", " mu")]) == [answer]
-    for other in (make(pcd="beta=1.5"), make(add_bos_token=False), make(n_ctx=512)):
-        with pytest.raises(
-            ValueError, match=r"use_cache names .*cache.db, which has answers of .*pcd=off.* give another path"
-        ):
-            CachingLM(other, file)
-
-
 def rounding_of_score(llm: pypcd.Llama, text: list[int], n: int) -> float:
     """How much the score of n tokens may differ: each by its own logit and by those that it is normalised with."""
     return 2 * n * rounding_of(llm, text)
