@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,11 +44,6 @@ def test_every_method_is_measured_at_every_length_plain_first(model: Path) -> No
         assert row.twins == (0 if row.method == "greedy" else 1)
         greedy = next(one for one in rows if one.n_past == row.n_past)
         assert row.tokens_per_second * row.ratio == pytest.approx(greedy.tokens_per_second)  # they agree
-
-
-def test_a_model_with_a_recurrent_state_goes_back_to_where_it_was_filled(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "mamba.gguf", "mamba")
-    assert [row.n_past for row in measure(path, {"greedy": None}, 16, 40)] == [16, 40]
 
 
 # -- what is timed ---------------------------------------------------------------------------------------------------
@@ -192,16 +186,6 @@ def test_each_settings_cost_is_said_in_a_sentence() -> None:
     ]
 
 
-def test_the_command_prints_json_and_a_table(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["bench", str(model), "--length", "16", "--method", "pcd:cache=shared", *QUICK]
-    assert main([*options, "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
-    assert [m["method"] for m in record["measurements"]] == ["greedy", "pcd:cache=shared"]
-    assert set(record["measurements"][0]) == {field.name for field in dataclasses.fields(Measurement)}
-    assert main(options) == 0
-    assert "shared" in capsys.readouterr().out
-
-
 def test_the_table_is_readable_in_80_columns(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,13 +233,6 @@ def test_it_runs_in_the_engine_that_is_named(name: str, model: Path, capsys: pyt
     )
     rows = json.loads(capsys.readouterr().out)["measurements"]
     assert [(row["method"], row["engine"]) for row in rows] == [("greedy", name), ("pcd:window", name)]
-
-
-@pytest.mark.parametrize("option", ["--graph", "--sequences=4"])
-def test_options_of_former_releases_say_where_they_went(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["bench", "demo", option])
-    assert f"{option.partition('=')[0]} left the package" in capsys.readouterr().err
 
 
 def test_a_ratio_is_the_median_of_rounds_beside_greedys(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

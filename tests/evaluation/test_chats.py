@@ -33,17 +33,6 @@ def test_the_user_has_said_it_once_and_nobody_else(n_tokens: int, seed: int) -> 
 # -- conversations ---------------------------------------------------------------------------------------------------
 
 
-@few
-@given(lengths, seeds)
-def test_both_tasks_have_the_same_conversations_of_three_to_six_turns(n_tokens: int, seed: int) -> None:
-    for known, asked in zip(*(made.samples(6, n_tokens, Words(), seed) for made in CHATS)):
-        assert len(known.prompt.shots) == len(asked.prompt.shots) in range(2, 6)
-        for (first, answer), (second, other) in zip(known.prompt.shots, asked.prompt.shots):
-            assert first[:30] == second[:30] and answer[:20] == other[:20]
-            assert first.endswith("\n") and "\n" not in first[:-1] + answer
-        assert not known.prompt.context and known.prompt.after.endswith("?\n")
-
-
 def test_turns_grow_and_say_nothing_twice() -> None:
     short, long = (EARLIER.samples(3, n_tokens, Words(), 0) for n_tokens in (400, 4000))
     for few_words, many in zip(short, long):

@@ -67,18 +67,6 @@ def test_no_question_of_one_half_is_asked_or_shown_in_the_other(name: str) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_question_is_the_same_at_every_length_and_in_both_ways(name: str) -> None:
-    of = [
-        made.samples(5, n_tokens, Words(), 3) for made in (SHOTS[name], BEHIND[name]) for n_tokens in (SHORT, 700, 900)
-    ]
-    for same in zip(*of):
-        assert len({(sample.prompt.after, sample.answers, sample.gold, sample.end) for sample in same}) == 1
-        n = min(len(sample.prompt.shots) for sample in same)
-        near = {sample.prompt.shots[1 - n :] for sample in same}  # the first one is set off from the unrelated text
-        assert len(near) == 1 and n > 1
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_a_long_prompt_shows_all_examples_before_one_is_shown_again(name: str) -> None:
     """Beyond its own examples a question has those of others of its kind and half."""
     n_own = len(next(row["examples"] for row in rows("everyday") if row["kind"] == name))
@@ -123,14 +111,6 @@ def test_the_largest_size_is_found_from_any_guess(
         assert largest(make, smallest, n_tokens, 3, Letters(), near=near, most=most) == max(sizes)
 
 
-@few
-@given(st.sampled_from(NAMES), st.integers(260, SHORT), st.integers(0, 99))
-def test_short_prompts_have_few_examples(name: str, n_tokens: int, seed: int) -> None:
-    for sample in SHOTS[name].samples(4, n_tokens, Words(), seed):
-        assert 2 <= len(sample.prompt.shots) <= SHOTS[name].kind.n_examples
-        assert 20 <= Words().count(sample.prompt) <= n_tokens - SHOTS[name].max_tokens  # empty lines are not counted
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_unrelated_text_stands_before_the_examples_and_answers_nothing(name: str) -> None:
     full, bare = SHOTS[name].samples(5, 900, Words(), 0), short(name, 5)
@@ -171,16 +151,6 @@ def test_lines_are_all_needed_and_no_more() -> None:
         assert made.score("\n".join(wrong), sample) == 0.0
 
 
-def test_the_gold_answer_continues_the_prompt_as_the_examples_do() -> None:
-    """What a perfect model writes: text by text the prompt, the answer and its end read like one more example."""
-    for made in EVERYDAY:
-        for sample in made.samples(4, 500, Words(), 0):
-            *_, (question, answer) = sample.prompt.shots
-            assert (sample.gold + sample.end).endswith("\n\n") and made.stop in sample.end
-            assert question.endswith("\n") == (answer == answer.lstrip()) == (sample.gold == sample.gold.lstrip())
-            assert sample.gold.lstrip() == sample.answers[0]
-
-
 def test_a_turn_of_a_conversation_has_no_space_before_its_answer(tiny: Tiny) -> None:
     llm = pypcd.Llama(tiny("llama", chat_template=TEMPLATE), n_ctx=1024, n_threads=1, n_threads_batch=1)
     (sample,) = SHOTS["arithmetic"].samples(1, 400, Words(), 0)
@@ -214,9 +184,3 @@ def test_halves_make_a_whole_run(tmp_path: Path) -> None:
     assert run.samples.stat().st_size == size  # nothing was asked again
     assert "half" not in json.loads((run.path / "run.json").read_text())
     assert any(record["n_tokens"] < 3 or "\n" not in record["prediction"].strip() for record in whole.values())
-
-
-def test_the_same_question_after_other_examples_is_another_one(tmp_path: Path) -> None:
-    plan = Plan("demo", ("everyday-arithmetic",), ("greedy",), (400, 500), n=1, max_tokens=1)
-    records = evaluate(plan, Directory(tmp_path / "run"), options=ONE).records
-    assert len({record["prompt_sha256"] for record in records.values()}) == 2
