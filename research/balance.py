@@ -133,7 +133,7 @@ def read_run(folder: pathlib.Path, name: str | None = None) -> Run:
                 f"{place} has recorded rows and no answers; give a folder that `pypcd eval` has written (--out)"
             )
         for before in facts.values():
-            for what, key in (("model", "model_sha256"), ("form of prompts", "chat")):
+            for what, key in (("model", "weights"), ("form of prompts", "chat")):
                 if made.get(key) != before.get(key):
                     raise InputError(f"{folder} has answers of more than one {what}; give one folder for each")
         if records.keys() & found.keys():

@@ -122,9 +122,8 @@ def _survey(args: argparse.Namespace, jobs: Jobs, name: str, model: str) -> list
     n_all, n_left = sum(len(list(leg.plan.everything())) for leg in plan), sum(map(len, left))
     if 0 < n_left < n_all:
         _terminal.say(f"{name} goes on: {n_all - n_left:,} of {n_all:,} answers are there")
-    known = _progress.model_facts(plan[0].plan, options, jobs, plan[0].directory(folder))
     with _terminal.resumable(), _progress.following(name) as progress:
-        refused = run_survey(plan, folder, jobs=jobs, options=options, model_facts=known, progress=progress)
+        refused = run_survey(plan, folder, jobs=jobs, options=options, progress=progress)
     return [*notes, *(f"`{method}` is refused: {reason}" for method, reason in refused.items())]
 
 

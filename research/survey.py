@@ -224,13 +224,12 @@ def run_survey(
     *,
     jobs: Jobs = 1,
     options: Mapping[str, Any] | None = None,
-    model_facts: dict[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, str]:
     """Make the answers that a model's folder does not have yet; stopped, it goes on where it was.
 
     Args:
-        jobs, options, model_facts, progress: as in evaluate().
+        jobs, options, progress: as in evaluate().
 
     Returns:
         The methods that the model cannot run, with the reason.
@@ -243,9 +242,7 @@ def run_survey(
     to_come = [missing(leg, folder) for leg in plan]
     for i, leg in enumerate(plan):
         progress.expect(itertools.chain(*to_come[i + 1 :]))
-        outcome = evaluate(
-            leg.plan, leg.directory(folder), jobs=jobs, options=options, model_facts=model_facts, progress=progress
-        )
+        outcome = evaluate(leg.plan, leg.directory(folder), jobs=jobs, options=options, progress=progress)
         refused.update(outcome.refused)
     return refused
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from pypcd.cli import _terminal
-from pypcd.evaluation import Directory, Plan, Progress, facts
-from pypcd.evaluation.executors import Jobs
-from pypcd.gguf import resolve_model
+from pypcd.evaluation import Progress
 
-__all__ = ["Follower", "duration", "following", "model_facts"]
+__all__ = ["Follower", "duration", "following"]
 
 FIRST_SECONDS = 20.0  # of work, after which the speed is known
 
@@ -54,12 +50,6 @@ class Follower(Progress):
             f"about {duration(self.seconds + left)} for {self.n_asked:,} answers at the speed of the first "
             f"{self.seconds:.0f} s"
         )
-
-
-def model_facts(plan: Plan, options: Mapping[str, Any], jobs: Jobs, directory: Directory) -> dict[str, Any]:
-    """facts(), with a bar while the model is hashed."""
-    with _terminal.Bar(os.path.getsize(resolve_model(plan.model)), "hashing the model", unit="B") as bar:
-        return facts(plan, options, bar.update, jobs, directory)
 
 
 @contextlib.contextmanager

@@ -75,10 +75,9 @@ def run(args: argparse.Namespace) -> int:
     out = Directory(folder(args))
     with _terminal.resumable(), _options.jobs(args) as jobs:
         options = run_options(plan, _options.machine_options(args), jobs)
-        known = _progress.model_facts(plan, options, jobs, out)
         try:
             with _progress.following("answering") as progress:
-                outcome = evaluate(plan, out, jobs=jobs, options=options, model_facts=known, progress=progress)
+                outcome = evaluate(plan, out, jobs=jobs, options=options, progress=progress)
         except KeyboardInterrupt:
             _print_so_far(plan, out)
             raise

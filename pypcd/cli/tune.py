@@ -12,7 +12,7 @@ from typing import Any
 
 from pypcd.cli import _options, _progress, _table, _terminal, _text
 from pypcd.errors import InputError
-from pypcd.evaluation import Directory, Paired, Plan, run_options
+from pypcd.evaluation import Paired, Plan, facts, run_options
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import MARGIN, NOT_SHOWN, interval, min_n_to_detect
 from pypcd.evaluation.tasks.everyday import LEAST
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         options = run_options(plan, _options.machine_options(args), jobs)
         settings = FEW_SETTINGS if args.quick else SETTINGS
         how: dict[str, Any] = {"everyday": everyday, "settings": settings, "long_everyday": not args.quick}
-        how["model_facts"] = known = _progress.model_facts(plan, options, jobs, Directory(out / "long"))
+        known = facts(plan, options, jobs)
         with _progress.following("answering") as progress:
             tuned = tune(plan, out, options=options, jobs=jobs, progress=progress, **how)
     evidence = {**vars(plan), "n_everyday": everyday, **known, **_evidence(tuned)}

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pypcd import files
@@ -19,7 +18,7 @@ from pypcd.errors import InputError
 from pypcd.evaluation.tasks import parts_of
 from pypcd.settings.ranges import Choice, Integer, check
 
-__all__ = ["BASELINE", "HALVES", "Directory", "Key", "Plan", "file_sha256", "is_in"]
+__all__ = ["BASELINE", "HALVES", "Directory", "Key", "Plan", "is_in"]
 
 BASELINE = "greedy"
 """The method that all others are compared with: plain greedy decoding."""
@@ -31,7 +30,6 @@ Key = tuple[str, int, int, str]  # task, length, index of the sample, method
 
 _UNFINISHED = ".run.json-"  # begins the name of one that was not written to its end
 _FREE = ("tasks", "methods", "lengths")  # a run may be continued with other ones
-_FILES = ("model", "model_mtime_ns")  # a hash is compared in their place
 _MACHINE = ("devices", "pypcd", "llama_cpp_python", "model_bytes")  # no option changes these
 
 
@@ -177,7 +175,8 @@ class Directory:
     def _compare(self, before: Mapping[str, Any], record: Mapping[str, Any]) -> None:
         for name in dict.fromkeys([*record, *before]):
             value = record.get(name)
-            if name not in (*_FREE, *_FILES) and before.get(name) != value:
+            # the weights stand for the model's path
+            if name not in (*_FREE, "model") and before.get(name) != value:
                 raise InputError(
                     f"{self.path} holds another run: {name} is {before.get(name, 'not known')!r} there and {value!r} here; "
                     f"give {'' if name in _MACHINE else 'the same value, or '}another directory"
@@ -216,13 +215,3 @@ class Directory:
 def is_in(half: str | None, index: int) -> bool:
     """Whether the question with this number is in a half; None: in any."""
     return half is None or index % 2 == HALVES.index(half)
-
-
-def file_sha256(path: str, progress: Callable[[int], object] = lambda n: None) -> str:
-    """A file's SHA-256; progress is called with the bytes of each part."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while part := file.read(2**22):
-            digest.update(part)
-            progress(len(part))
-    return digest.hexdigest()

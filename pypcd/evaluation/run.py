@@ -19,12 +19,12 @@ from pypcd.errors import MENDABLE, InputError, ModelError, PCDError
 from pypcd.evaluation import executors
 from pypcd.evaluation.executors import Cluster, Jobs, Record, Work
 from pypcd.evaluation.gold import Gold
-from pypcd.evaluation.plan import Directory, Key, Plan, file_sha256
+from pypcd.evaluation.plan import Directory, Key, Plan
 from pypcd.evaluation.progress import Progress
 from pypcd.evaluation.tasks import task as task_named
 from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
-from pypcd.gguf import DEMO_MODEL, read_gguf, resolve_model
-from pypcd.llama import Llama, machine, threads
+from pypcd.gguf import DEMO_MODEL, parts, read_gguf, resolve_model
+from pypcd.llama import Llama, machine, saved_state, threads
 from pypcd.prompt import Prompt, prompt_tokens
 
 __all__ = [
@@ -59,45 +59,29 @@ class Outcome:
     refused: dict[str, str]
 
 
-def facts(
-    plan: Plan,
-    options: Mapping[str, Any] | None = None,
-    progress: Callable[[int], object] = lambda n: None,
-    jobs: Jobs = 1,
-    directory: Directory | None = None,
-) -> dict[str, Any]:
-    """What a run depends on besides its plan: hashes of model and data, versions, devices, options of the model.
+def facts(plan: Plan, options: Mapping[str, Any] | None = None, jobs: Jobs = 1) -> dict[str, Any]:
+    """What a run depends on besides its plan: what tells the model's weights from others, versions, devices, options of the model.
 
     The number of threads is left out unless logits depend on it: with flash attention on the CPU.
 
     Args:
-        progress: called with the bytes of each part of the model's file that has been hashed.
         jobs: as in evaluate(); of a cluster the devices are its workers'.
-        directory: that of the run. If it has the hash of a file of the model's size and time of change, nothing is hashed.
 
     Raises:
         FileNotFoundError: there is no such model, or a worker of a cluster does not have it.
         PCDError: a worker of a cluster has another file or version than this process, or other devices than another worker.
     """
-    before = directory.facts() if directory is not None and directory.exists() else {}
-
-    def sha256(path: str) -> str:
-        stat = os.stat(path)
-        if (before.get("model_bytes"), before.get("model_mtime_ns")) == (stat.st_size, stat.st_mtime_ns):
-            return str(before["model_sha256"])
-        return file_sha256(path, progress)
-
-    here = _facts(plan, options or {}, sha256)
+    here = _facts(plan, options or {})
     if not isinstance(jobs, Cluster):
         return here
-    found = jobs.everywhere(functools.partial(_facts_there, _anywhere(plan), options or {}))
+    found = jobs.everywhere(functools.partial(_facts, _anywhere(plan), options or {}))
     run = {**here, **{name: next(iter(found.values()))[name] for name in _OF_WORKERS}}
     for worker, there in found.items():
         _check_same(there, run, f"{worker}: ")
     return run
 
 
-def _facts(plan: Plan, options: Mapping[str, Any], sha256: Callable[[str], str]) -> dict[str, Any]:
+def _facts(plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
     path, n_ctx = resolve_model(plan.model), context_of(plan, options)
     no_matter = ["n_ctx"]  # a run may be continued with other values of these
     if _threads_matter(plan, options):
@@ -108,9 +92,8 @@ def _facts(plan: Plan, options: Mapping[str, Any], sha256: Callable[[str], str])
     if not machine.has_gpu(options):
         options.pop("n_gpu_layers", None)
     return {
-        "model_sha256": sha256(path),
+        "weights": " ".join(map(saved_state.fingerprint, parts(path))),
         "model_bytes": os.path.getsize(path),
-        "model_mtime_ns": os.stat(path).st_mtime_ns,
         "options": options,
         "rope_factors": read_gguf(path).rope_factors(n_ctx),
         "devices": _devices(on_gpu=machine.has_gpu(options) and options.get("n_gpu_layers") != 0),
@@ -124,7 +107,7 @@ def _facts(plan: Plan, options: Mapping[str, Any], sha256: Callable[[str], str])
 _OF_WORKERS = ("devices", "options")  # this process may have others
 _SAME = {  # on every machine; and what to do if it is not
     **dict.fromkeys(("pypcd", "llama_cpp_python"), "install the same version there"),
-    **dict.fromkeys(("model_bytes", "model_sha256"), "copy the model there, to the same path"),
+    **dict.fromkeys(("model_bytes", "weights"), "copy the model there, to the same path"),
     **dict.fromkeys(_OF_WORKERS, "start the workers of a run on machines of one kind, since devices round differently"),
 }
 
@@ -134,17 +117,6 @@ def _anywhere(plan: Plan) -> Plan:
     path = resolve_model(plan.model)
     model = plan.model if path == str(DEMO_MODEL) else os.path.abspath(path)
     return dataclasses.replace(plan, model=model)
-
-
-def _facts_there(plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of a machine that answers."""
-    return _facts(plan, options, lambda path: _sha256(path, os.path.getsize(path), os.stat(path).st_mtime_ns))
-
-
-@functools.lru_cache(maxsize=8)
-def _sha256(path: str, n_bytes: int, changed: int) -> str:
-    """A file's hash, while it stays as it is: workers are asked for it at each part of a run."""
-    return file_sha256(path)
 
 
 def _check_same(there: Mapping[str, Any], run: Mapping[str, Any], where: str = "") -> None:
@@ -161,7 +133,7 @@ def _check_same(there: Mapping[str, Any], run: Mapping[str, Any], where: str = "
 def _made_there(worker: MakeWorker, plan: Plan, options: Mapping[str, Any], run: Mapping[str, Any]) -> Worker:
     """A worker on another machine, once that is known to have the same files and versions as the run."""
     try:
-        _check_same(_facts_there(plan, options), run)
+        _check_same(_facts(plan, options), run)
         return worker(plan, options)
     except (*MENDABLE, OSError) as error:
         raise type(error)(f"{platform.node()}: {error}") from None
@@ -219,7 +191,6 @@ def evaluate(
     *,
     jobs: Jobs = 1,
     options: Mapping[str, Any] | None = None,
-    model_facts: dict[str, Any] | None = None,
     progress: Progress | None = None,
     worker: MakeWorker | None = None,
     only: Callable[[Key], bool] | None = None,
@@ -232,7 +203,6 @@ def evaluate(
     Args:
         jobs: number of processes, each with the model; weights are mapped into memory once. Or a Cluster.
         options: further arguments of pypcd.Llama; see run_options().
-        model_facts: the result of facts() with the same jobs, if it is known already.
         progress: updated with what is to be answered, and with each answer.
         worker: makes what answers, in each process; None: Worker.
         only: which of the plan's answers are wanted now; None: all.
@@ -247,7 +217,7 @@ def evaluate(
     counts = counts_of(plan)
     options = run_options(plan, options or {}, jobs)
     with directory.locked():
-        known = facts(plan, options, jobs=jobs, directory=directory) if model_facts is None else model_facts
+        known = facts(plan, options, jobs)
         records = directory.open(plan, known)
         asked = {key[:3]: record["prompt_sha256"] for key, record in records.items() if record["prompt_sha256"]}
 

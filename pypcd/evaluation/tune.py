@@ -18,7 +18,7 @@ from pypcd.errors import InputError, PCDError, UnsupportedError
 from pypcd.evaluation.executors import Jobs
 from pypcd.evaluation.plan import BASELINE, HALVES, Directory, Key, Plan
 from pypcd.evaluation.progress import Progress
-from pypcd.evaluation.run import Outcome, context_of, counts_of, evaluate, facts, run_options
+from pypcd.evaluation.run import Outcome, context_of, counts_of, evaluate, run_options
 from pypcd.evaluation.stats import Paired, needed, noninferiority_n, paired
 from pypcd.evaluation.tasks import GROUPS
 from pypcd.evaluation.tasks.everyday import LEAST, SHORT, kind_of
@@ -179,7 +179,6 @@ def tune(
     settings: Sequence[str] = SETTINGS,
     options: Mapping[str, Any] | None = None,
     jobs: Jobs = 1,
-    model_facts: dict[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Tuned:
     """Choose a setting by the questions with even numbers, and judge it by those with odd numbers.
@@ -192,7 +191,7 @@ def tune(
             many examples and behind unrelated text; and chats of each kind, at both lengths. 0: none; then nothing is known of harm.
         long_everyday: whether the longer ones of these are asked.
         settings: texts, the mildest first.
-        options, jobs, model_facts: as in evaluate().
+        options, jobs: as in evaluate().
         progress: updated with what is to be answered, and with each answer.
 
     Raises:
@@ -207,12 +206,9 @@ def tune(
     options = run_options(plan, options or {}, jobs)
     # one context for all questions: some models compute differently in a long one
     options["n_ctx"] = max(context_of(asked, options) for asked in (plan, usual_plan) if asked)
-    if model_facts is None:
-        model_facts = facts(plan, options, jobs=jobs)
     how: dict[str, Any] = {
         "options": options,
         "jobs": jobs,
-        "model_facts": model_facts,
         "progress": progress or Progress(),
     }
     long = _Questions(plan, pathlib.Path(directory, "long"), how)
@@ -221,8 +217,7 @@ def tune(
     to_come = usual.keys(_FIRST, methods) if usual else []
     how["progress"].expect([*long.keys(_FIRST, methods), *to_come, *judging])
     if usual:
-        usual.try_cells(1)
-    long.try_cells()
+        usual.try_first()
 
     found, refused = long.compare(_FIRST, methods, then=[*to_come, *judging])
     tried = {name: Tried(found[name][ALL]) for name in methods if name in found}
@@ -292,11 +287,9 @@ class _Questions:
         # questions behind text are long ones: below SHORT there is no room for the text
         return [key for key in keys if not (_GROUP_OF.get(key[0]) == "everyday-behind" and key[1] <= SHORT)]
 
-    def try_cells(self, n: int | None = None) -> None:
-        """Let greedy answer the first question of the first n tasks and lengths (all, if None), so that a length that is too short is
-        known now and not hours later."""
-        first = {key[:2]: key for key in reversed(self.keys(_FIRST))}
-        self._evaluate(_FIRST, (), list(reversed(first.values()))[:n])
+    def try_first(self) -> None:
+        """Let greedy answer the first question, so that a length that is too short is known now and not hours later."""
+        self._evaluate(_FIRST, (), self.keys(_FIRST)[:1])
 
     def compare(
         self, half: str, methods: Sequence[str], *, then: Sequence[Key] = ()

@@ -152,7 +152,7 @@ def test_what_is_asked_by_default(
 ) -> None:
     write_tiny_gguf(tmp_path / "some.gguf")
     monkeypatch.setattr(command, "run_options", lambda *args: {})
-    monkeypatch.setattr(command._progress, "model_facts", lambda *args: {})
+    monkeypatch.setattr(command, "facts", lambda *args: {})
     asked = called(tuned(HELPS, SPARES), monkeypatch, tmp_path, *arguments, model=model)
     assert (asked["plan"].tasks, asked["plan"].lengths, asked["plan"].n) == (tasks, lengths, n)
     assert (asked["everyday"], asked["settings"]) == (everyday, settings)

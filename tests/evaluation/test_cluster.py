@@ -213,7 +213,7 @@ def test_a_worker_with_another_model_is_named(
         return everywhere(call)
 
     monkeypatch.setattr(cluster, "everywhere", meanwhile)
-    found = {"removed": "there is no model file", "longer": "model_bytes is", "changed": "model_sha256 is"}
+    found = {"removed": "there is no model file", "longer": "model_bytes is", "changed": "weights is"}
     with pytest.raises((pypcd.PCDError, FileNotFoundError), match=found[change]) as error:
         evaluate(dataclasses.replace(DEMO, model=str(model)), Directory(tmp_path / "run"), jobs=cluster, options=ONE)
     assert any(str(error.value).startswith(f"{worker}: ") for worker in cluster._client.nthreads())
@@ -223,15 +223,20 @@ def set_version(text: str) -> None:
     pypcd.__version__ = text
 
 
-def test_a_worker_with_another_version_is_named(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_worker_with_another_version_is_named(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, other = pypcd.__version__, list(cluster._client.nthreads())[1]
+    known = facts(DEMO, ONE)
     cluster._client.run(set_version, "0.0.9", workers=[other])
     try:
-        for known in (None, facts(DEMO, ONE)):  # a worker that comes later is not among those that were looked at
+        for late in (False, True):  # a worker that comes later is not among those that were looked at
+            if late:
+                monkeypatch.setattr(run, "facts", lambda *_: known)
             with pytest.raises(
                 pypcd.PCDError, match=f"({other}|{platform.node()}): pypcd is '0.0.9' there, but '{here}'"
             ):
-                evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE, model_facts=known)
+                evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
     finally:
         cluster._client.run(set_version, here, workers=[other])
     assert not (tmp_path / "run" / "samples.jsonl").exists()

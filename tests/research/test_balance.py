@@ -137,7 +137,7 @@ def add(folder: Path, task: str = "kv-short", *, length: int = 600, n: int = 2, 
     """A run in which every question is answered: greedy and the control are right."""
     plan = Plan("x.gguf", (task,), METHODS, (length,), n=n, half=facts.pop("half", None), chat=facts.pop("chat", False))
     directory = Directory(folder)
-    directory.open(plan, {"model_sha256": "1", **facts})
+    directory.open(plan, {"weights": "1", **facts})
     for answer in scored({key[:3]: (1.0, 0.0, 1.0) for key in plan.everything()}).values():
         directory.append(answer)
     return directory
@@ -178,7 +178,7 @@ def test_answers_that_do_not_belong_together_are_an_error(tmp_path: Path) -> Non
     assert len(read_run(tmp_path / "right").records) == 12
     cases: dict[str, tuple[dict[str, Any], str]] = {
         "again": ({"task": "kv-short"}, "twice.*again.b"),
-        "other": ({"task": "vt", "model_sha256": "2"}, "other has .* model"),
+        "other": ({"task": "vt", "weights": "2"}, "other has .* model"),
         "chat": ({"task": "vt", "chat": True}, "chat has .* prompts"),
     }
     for name, (more, named) in cases.items():
