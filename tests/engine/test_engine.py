@@ -41,19 +41,73 @@ SCALED: dict[str, tuple[str, dict[str, Any]]] = {
 
 # --- both rows, in every mode ---
 
+# which hide the middle from the twin
+WINDOWS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {"window": 20}) for name in (*ROPE_ARCHS, *HYBRID_ARCHS, *SCALED)),
+    *((arch, {"perturbation": "none", "window": 10, "n_sink": 3}) for arch in ATTENTION_ARCHS),
+    *(
+        (arch, setting)
+        for arch in ("llama", "gemma3")
+        for setting in (
+            {"window": 20, "cache": "shared"},
+            {"window": 1, "n_sink": 1},
+            {"window": 7, "n_sink": 0, "cache": "shared"},
+            {"window": 500},
+            {"window": 3, "n_sink": 0, "perturbation": "none"},
+        )
+    ),
+]
+# on cos and sin; stablelm rotates a part of each head, smollm3 not all layers
+NOISY = ["llama", "qwen2", "gemma3", "stablelm", "smollm3"]
+NOISES: list[dict[str, Any]] = [
+    {"cache": "shared", "noise": 0.3, "band": "all"},
+    {"cache": "separate", "noise": 0.1, "seed": 5},
+    {"cache": "shared", "noise": 0.2, "band": "high", "window": 30},
+    {"cache": "shared", "noise": 0.0, "offset_min": 3, "offset_max": 40},
+    {"cache": "separate", "noise": 0.05, "offset_min": -2, "offset_max": 9},
+]
+ROWS: list[tuple[str, dict[str, Any], bool]] = [
+    *((name, {"cache": cache}, False) for name in (*ROPE_ARCHS, *SCALED) for cache in CACHES),
+    *((name, setting, flash_attn) for name, setting in WINDOWS for flash_attn in (False, True)),
+    *((arch, {"perturbation": "noise", **setting}, False) for arch in NOISY for setting in NOISES),
+]
+
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize(("name", "setting", "flash_attn"), ROWS, ids=str)
+def test_both_rows_are_the_references(
+    name: str, setting: dict[str, Any], flash_attn: bool, evaluation: str, tiny: Tiny, load: Load
+) -> None:
+    """After a prompt of four batches, and after each of two single tokens that follow it. A model's own frequencies are
+    multiplied, not replaced."""
+    arch, kwargs = SCALED.get(name, (name, {}))
+    path = tiny(arch, **kwargs)
+    llm = load(path, {**setting, "evaluation": evaluation}, n_batch=32, flash_attn=flash_attn)
+    for first, last in ((0, 118), (118, 119), (119, 120)):
+        llm.eval(TOKENS[first:last])
+        check_rows(llm, path, TOKENS[:last], moved=0.0 if setting.get("window") == 500 else 0.05)
+
+
+CONTEXT = {"rope_freq_base": 500.0, "rope_freq_scale": 0.5}
+ROTATIONS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    *((arch, {}, CONTEXT) for arch in ("llama", "qwen2", "gemma3")),  # a base and a scale that the user sets
+    *(
+        ("qwen3", {"alpha": alpha, "base_ratio": base_ratio}, {})
+        for alpha, base_ratio in ((0.05, 1e-4), (0.2, 0.5), (0.69, 1e-6), (2.0, 0.01), (10.0, 0.9))
+    ),
+    *((arch, {"transition": "none", "base_ratio": 0.01}, {}) for arch in ("llama", "stablelm", "gemma2")),
+    *(("qwen3", {"band": band, "base_ratio": 0.01}, {}) for band in ("high", "all")),
+]
+
+
 @pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("arch", ROPE_ARCHS)
-def test_both_rows_are_the_references(arch: str, cache: str, evaluation: str, tiny: Tiny, load: Load) -> None:
-    """After a prompt of four batches, and after each of two single tokens that follow it."""
-    path = tiny(arch)
-    llm = load(path, {"cache": cache, "evaluation": evaluation}, n_batch=32)
-    llm.eval(TOKENS[:100])
-    check_rows(llm, path, TOKENS[:100])
-    for n in (101, 102):
-        llm.eval(TOKENS[n - 1 : n])
-        check_rows(llm, path, TOKENS[:n])
+@pytest.mark.parametrize(("arch", "setting", "context"), ROTATIONS, ids=str)
+def test_any_rotation_is_the_references(
+    arch: str, setting: dict[str, Any], context: dict[str, Any], cache: str, tiny: Tiny, load: Load
+) -> None:
+    llm = load(tiny(arch), {**setting, "cache": cache}, **context)
+    llm.eval(TOKENS)
+    check_rows(llm, tiny(arch), TOKENS, moved=0.01, **context)
 
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
@@ -88,92 +142,6 @@ def test_beside_recurrent_layers_a_twin_goes_on_from_their_state_before_its_toke
     every.eval(TOKENS[:40])
     for row in (20, 30, 39):
         check_rows(every, path, TOKENS, row, row)
-
-
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("name", SCALED)
-def test_a_models_own_frequencies_are_multiplied_not_replaced(name: str, cache: str, tiny: Tiny, load: Load) -> None:
-    arch, kwargs = SCALED[name]
-    path = tiny(arch, **kwargs)
-    for evaluation in EVALUATIONS:
-        llm = load(path, {"cache": cache, "evaluation": evaluation})
-        llm.eval(TOKENS)
-        check_rows(llm, path, TOKENS)
-
-
-CONTEXT = {"rope_freq_base": 500.0, "rope_freq_scale": 0.5}
-ROTATIONS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    *((arch, {}, CONTEXT) for arch in ("llama", "qwen2", "gemma3")),  # a base and a scale that the user sets
-    *(
-        ("qwen3", {"alpha": alpha, "base_ratio": base_ratio}, {})
-        for alpha, base_ratio in ((0.05, 1e-4), (0.2, 0.5), (0.69, 1e-6), (2.0, 0.01), (10.0, 0.9))
-    ),
-    *((arch, {"transition": "none", "base_ratio": 0.01}, {}) for arch in ("llama", "stablelm", "gemma2")),
-    *(("qwen3", {"band": band, "base_ratio": 0.01}, {}) for band in ("high", "all")),
-]
-
-
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize(("arch", "setting", "context"), ROTATIONS, ids=str)
-def test_any_rotation_is_the_references(
-    arch: str, setting: dict[str, Any], context: dict[str, Any], cache: str, tiny: Tiny, load: Load
-) -> None:
-    llm = load(tiny(arch), {**setting, "cache": cache}, **context)
-    llm.eval(TOKENS)
-    check_rows(llm, tiny(arch), TOKENS, moved=0.01, **context)
-
-
-WINDOWS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {"window": 20}) for name in (*ROPE_ARCHS, *HYBRID_ARCHS, *SCALED)),
-    *((arch, {"perturbation": "none", "window": 10, "n_sink": 3}) for arch in ATTENTION_ARCHS),
-    *(
-        (arch, setting)
-        for arch in ("llama", "gemma3")
-        for setting in (
-            {"window": 20, "cache": "shared"},
-            {"window": 1, "n_sink": 1},
-            {"window": 7, "n_sink": 0, "cache": "shared"},
-            {"window": 500},
-            {"window": 3, "n_sink": 0, "perturbation": "none"},
-        )
-    ),
-]
-
-
-@pytest.mark.parametrize("flash_attn", [False, True])
-@pytest.mark.parametrize("evaluation", EVALUATIONS)
-@pytest.mark.parametrize(("name", "setting"), WINDOWS, ids=str)
-def test_a_window_hides_the_middle_from_the_twin(
-    name: str, setting: dict[str, Any], evaluation: str, flash_attn: bool, tiny: Tiny, load: Load
-) -> None:
-    arch, kwargs = SCALED.get(name, (name, {}))
-    path = tiny(arch, **kwargs)
-    llm = load(path, {**setting, "evaluation": evaluation}, n_batch=32, flash_attn=flash_attn)
-    for first, last in ((0, 100), (100, 101), (101, 102)):
-        llm.eval(TOKENS[first:last])
-        check_rows(llm, path, TOKENS[:last], moved=0.0 if setting["window"] == 500 else 0.05)
-
-
-NOISES: list[dict[str, Any]] = [
-    {"cache": "shared", "noise": 0.3, "band": "all"},
-    {"cache": "separate", "noise": 0.1, "seed": 5},
-    {"cache": "shared", "noise": 0.2, "band": "high", "window": 30},
-    {"cache": "shared", "noise": 0.0, "offset_min": 3, "offset_max": 40},
-    {"cache": "separate", "noise": 0.05, "offset_min": -2, "offset_max": 9},
-]
-
-
-@pytest.mark.parametrize("evaluation", EVALUATIONS)
-@pytest.mark.parametrize("setting", NOISES, ids=str)
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "gemma3", "stablelm", "smollm3"])
-def test_noise_on_cos_and_sin(arch: str, setting: dict[str, Any], evaluation: str, tiny: Tiny, load: Load) -> None:
-    """stablelm rotates a part of each head, smollm3 not all layers."""
-    path = tiny(arch)
-    llm = load(path, {"perturbation": "noise", "evaluation": evaluation, **setting}, n_batch=32)
-    llm.eval(TOKENS[:60])
-    check_rows(llm, path, TOKENS[:60])
-    llm.eval(TOKENS[60:61])
-    check_rows(llm, path, TOKENS[:61])
 
 
 @pytest.mark.parametrize("swa_full", [False, True])
