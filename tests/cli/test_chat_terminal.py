@@ -160,16 +160,6 @@ def test_the_prompt_says_what_is_in_force_and_on_means_the_recommended_preset(ch
             assert re.fullmatch(f"{name} >>>", terminal.text().rstrip().split("\n")[-1])
 
 
-def test_a_chat_starts_plainly_and_its_first_lines_say_how_to_turn_it_on(chat: Chat) -> None:
-    with chat() as terminal:
-        head, hint, prompt = terminal.text().strip().split("\n")
-        assert "| PCD off |" in head and prompt.rstrip() == "off >>>"
-        terminal.enter(hint.partition("; ")[2].partition(" turns")[0])
-        assert terminal.text().rstrip().endswith("unsure >>>")
-    with chat("--pcd=window") as terminal:
-        assert "PCD is off" not in terminal.text() and terminal.text().rstrip().endswith("window >>>")
-
-
 # -- answers ---------------------------------------------------------------------------------------------------------
 
 
@@ -180,9 +170,7 @@ def test_ctrl_c_keeps_what_has_come_with_the_word_it_stopped_in(chat: Chat, tmp_
         terminal.send("\x03")
         terminal.prompt(2)
         assert "stopped" in terminal.text()
-        lines = terminal.text().split("\n")
-        first = next(i for i, line in enumerate(lines) if line.endswith("hello")) + 1
-        rows = lines[first : next(i for i, line in enumerate(lines) if i > first and " tok/s" in line)]
+        rows = answer_rows(terminal, "hello")
         answer = clean(saved(terminal, tmp_path / "talk.json")[1]["content"])
     shown = "".join("".join(rows).split()).replace("^C", "")  # which the terminal itself writes
     assert shown == "".join(answer.split())

@@ -38,14 +38,3 @@ def test_a_question_can_be_had_by_its_number(capsys: pytest.CaptureFixture[str])
     assert wanted.answers[0] in err
     assert main(["demo", "301"]) == 2
     assert "question 301 is none of the demo's; allowed: 1 to 300" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("option", "said"), [("--question", "pypcd demo K"), ("--pcd=window", "pypcd eval demo measures"), ("--n=3", "--n")]
-)
-def test_an_option_that_it_had_is_told_what_there_is_instead(
-    option: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["demo", option])
-    assert said in capsys.readouterr().err
