@@ -225,27 +225,30 @@ def test_beams_carry_the_rows_that_one_answer_has(rows: str, llm: pypcd.Llama) -
 # -- the session -----------------------------------------------------------------------------------------------------
 
 
-def test_methods_share_a_prompt_and_do_not_depend_on_their_order(llm: pypcd.Llama) -> None:
+def in_any_order(llm: pypcd.Llama, todo: list[tuple[str, Prompt]]) -> dict[tuple[str, Prompt], Any]:
+    """The answers of a session, whose rows do not depend on their order, to the bit."""
+    found: list[dict[tuple[str, Prompt], Any]] = []
+    rows: list[dict[tuple[str, Prompt], list[np.ndarray]]] = []
+    for order in (todo, todo[::-1]):
+        engine.clear(llm)
+        llm._n_changes += 1  # as if another had used it
+        session, told = Session(llm), {one: list[np.ndarray]() for one in order}
+        asked = ((one, lambda _, row, rows=told[one]: rows.append(row.copy())) for one in order)
+        found.append({one: parse(one[0]).generate(session, one[1], max_tokens=6, look=look) for one, look in asked})
+        rows.append(told)
+    for one in todo:
+        assert found[0][one].tokens == found[1][one].tokens, one
+        assert all(np.array_equal(a, b) for a, b in zip(rows[0][one], rows[1][one], strict=True)), one
+    return found[0]
+
+
+def test_methods_share_a_prompt(llm: pypcd.Llama) -> None:
     names = ["greedy", "pcd", "beam:3+pcd", "pcd:cache=separate", "self-extend:2:width=32", "cad", "pcd:alpha=0.4"]
     names += ["replay:3", "recite:4+pcd", "segr:2"]
-
-    def answers(order: list[str]) -> tuple[dict[str, Any], dict[str, list[np.ndarray]]]:
-        session, rows = Session(llm), {name: [] for name in order}
-        found = {}
-        for name in order:
-            look = lambda token, row, rows=rows[name]: rows.append(row.copy())
-            found[name] = parse(name).generate(session, PROMPT, max_tokens=6, look=look)
-        return found, rows
-
-    (first, rows), (second, again) = answers(names), answers(names[::-1])
-    for name in names:
-        assert first[name].tokens == second[name].tokens, name
-        assert all(np.array_equal(a, b) for a, b in zip(rows[name], again[name])), name
-    assert first["greedy"].n_evaluated == first["greedy"].n_prompt
-    assert first["pcd"].n_evaluated == first["beam:3+pcd"].n_evaluated == 1, (
-        "the last token, with each method's own setting"
-    )
-    assert first["self-extend:2:width=32"].n_evaluated == first["greedy"].n_prompt
+    found = in_any_order(llm, [(name, PROMPT) for name in names])
+    n_evaluated = [found[name, PROMPT].n_evaluated for name in ("greedy", "pcd", "beam:3+pcd", names[4])]
+    n = found["greedy", PROMPT].n_prompt
+    assert n_evaluated == [n, 1, 1, n], "the last token, with each method's own setting; keys of its own"
 
 
 def n_shared(llm: pypcd.Llama) -> int:
@@ -253,27 +256,14 @@ def n_shared(llm: pypcd.Llama) -> int:
     return len(llm.tokenize((PROMPT.before + PROMPT.context).encode(), special=False)) - N_LEFT
 
 
-def test_a_text_is_evaluated_once_and_answers_do_not_depend_on_their_order(llm: pypcd.Llama) -> None:
-    """For all methods and questions of a session, to the bit."""
+def test_questions_share_their_text(llm: pypcd.Llama) -> None:
     prompts = [PROMPT.replace(after=f". What is {i:02d}?") for i in (5, 9)]
-    todo = [(name, i) for name in ("greedy", "pcd", "replay:2:finder=bm25", "beam:2") for i in range(2)]
-
-    def answers(order: list[tuple[str, int]]) -> tuple[dict[Any, Any], dict[Any, list[np.ndarray]]]:
-        session, found, rows = Session(llm), {}, {one: list[np.ndarray]() for one in order}
-        engine.clear(llm)
-        llm._n_changes += 1  # as if another had used it
-        for name, i in order:
-            look = lambda token, row, rows=rows[name, i]: rows.append(row.copy())
-            found[name, i] = parse(name).generate(session, prompts[i], max_tokens=4, look=look)
-        return found, rows
-
-    (first, rows), (second, again) = answers(todo), answers(todo[::-1])
-    for one in todo:
-        assert first[one].tokens == second[one].tokens, one
-        assert all(np.array_equal(a, b) for a, b in zip(rows[one], again[one], strict=True)), one
-        is_cold = one == todo[0]
-        assert first[one].n_evaluated == first[one].n_prompt - (0 if is_cold else n_shared(llm)), one
-    assert first["replay:2:finder=bm25", 0].n_prompt > first["greedy", 0].n_prompt
+    found = in_any_order(
+        llm, [(name, p) for name in ("greedy", "pcd", "replay:2:finder=bm25", "beam:2") for p in prompts]
+    )
+    read = [answer.n_prompt - answer.n_evaluated for answer in found.values()]
+    assert read == [0, *[n_shared(llm)] * 7]
+    assert found["replay:2:finder=bm25", prompts[0]].n_prompt > found["greedy", prompts[0]].n_prompt
 
 
 @pytest.mark.parametrize("n_batch", [512, 16])
