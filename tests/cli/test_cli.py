@@ -530,6 +530,12 @@ def chances(row: np.ndarray, s: _options.GenerationSettings) -> np.ndarray:
         # of 4: 0.515, 0.258, 0.155, 0.072; of these 3 reach 0.9; the third has less than 0.4 of the best; the root of 2 to 1 is left
         ({"temperature": 2, "top_k": 4, "top_p": 0.9, "min_p": 0.4}, [0.5858, 0.4142, 0, 0, 0]),
         ({"temperature": 0.5, "top_k": 0, "top_p": 1, "min_p": 0.1}, [0.7355, 0.1839, 0.0662, 0.0144, 0]),
+        ({"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0}, [0.5, 0.25, 0.15, 0.07, 0.03]),
+        ({"temperature": 1, "top_k": 2, "top_p": 1, "min_p": 0}, [2 / 3, 1 / 3, 0, 0, 0]),
+        ({"temperature": 1, "top_k": 0, "top_p": 0.7, "min_p": 0}, [2 / 3, 1 / 3, 0, 0, 0]),  # 0.5 + 0.25 reaches it
+        ({"temperature": 1, "top_k": 0, "top_p": 0, "min_p": 0}, [1, 0, 0, 0, 0]),
+        # those with 0.4 of the best one's probability, whatever the temperature is: 2 to 1 has a 50th root of 1.014
+        ({"temperature": 50, "top_k": 0, "top_p": 1, "min_p": 0.4}, [0.5035, 0.4965, 0, 0, 0]),
         ({"temperature": 1.3}, None),
     ],
 )

@@ -107,32 +107,6 @@ def test_greedy_tells_of_every_token_and_its_row_the_end_included() -> None:
     assert seen == [(0, 0), (1, 1), (END, END)]
 
 
-def test_drawing_follows_the_distribution_it_states() -> None:
-    p = np.array([0.5, 0.3, 0.15, 0.05])
-
-    class Coin(Table):
-        def row(self, tokens: tuple[int, ...]) -> np.ndarray:
-            return np.log(p).astype(np.float32)
-
-    def drawn(**values: Any) -> np.ndarray:
-        tokens = [
-            next(Sampling(**values, seed=seed).run(Coin(0), 1, lambda token: False, unseen))  # type: ignore[arg-type]
-            for seed in range(2000)
-        ]
-        return np.bincount(tokens, minlength=4) / len(tokens)
-
-    np.testing.assert_allclose(drawn(temperature=1.0, top_k=0, top_p=1.0), p, atol=0.03)
-    np.testing.assert_allclose(drawn(temperature=1.0, top_k=2, top_p=1.0), [0.625, 0.375, 0, 0], atol=0.03)
-    # 0.5 + 0.3 reaches 0.75: two tokens
-    np.testing.assert_allclose(drawn(temperature=1.0, top_k=0, top_p=0.75), [0.625, 0.375, 0, 0], atol=0.03)
-    # those with 0.4 of the best one's probability, whatever the temperature is
-    np.testing.assert_allclose(drawn(temperature=1.0, top_k=0, min_p=0.4, top_p=1.0), [0.625, 0.375, 0, 0], atol=0.03)
-    assert not drawn(temperature=50.0, top_k=0, min_p=0.4, top_p=1.0)[2:].any()
-    assert drawn(temperature=1.0, top_k=0, top_p=0.0)[0] == 1
-    cold = p**2 / (p**2).sum()
-    np.testing.assert_allclose(drawn(temperature=0.5, top_k=0, top_p=1.0), cold, atol=0.03)
-
-
 @pytest.mark.parametrize(
     ("row", "wanted"), [([2.0, 1.5, -1.0, -9.0], [0, 1, 0, 0]), ([-1.0, -1.5, -1.8, -9.0], [0, 1, 2, 0])]
 )
