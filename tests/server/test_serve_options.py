@@ -17,6 +17,7 @@ from serving import BASE, MESSAGES, MUTE_ROUTES, PROMPTS, SMALL, ask, complete, 
 import pypcd
 from pypcd import PCDConfig
 from pypcd.server import Server
+from pypcd.settings.config import PRESETS
 
 pytest_plugins = ["serving", "clients"]  # fixtures
 
@@ -147,51 +148,27 @@ def test_it_listens_on_several_addresses(both: str) -> None:
                 Server("demo", host=address, port=server.port)
 
 
-# -- a setting written as text means what it means in pypcd.Llama(pcd=...) --------------------------------------------------
+# -- a setting means what it means in pypcd.Llama(pcd=...) ------------------------------------------------------------
 
-TEXTS = [
-    "off",
-    " OFF ",
-    "Unsure",
-    "window:relative_top=0.1",
-    "beta=1.5:window=64",
-    "window=off:adaptive=jsd",
-    "beta=.5:gamma=007",
-]
-WRONG = [
-    "cautius",
-    "gentle:beta=1",
-    "pcd:window",
-    "true",
-    "",
-    "beta=1:beta=2",
-    "beta=1,gamma=3",
-    "beta=1:",
-    "beta=",
-    "bta=1",
-    "Beta=1",
-]
-WRONG += [
-    "beta=x",
-    "beta=1e400",
-    "beta=nan",
-    "gamma=1.0",
-    "gamma=99999999999",
-    "adaptive=JSD",
-    "n_sink=none",
-    "perturbation=none",
-]
+TEXTS = ["off", " OFF ", "Unsure", "window:relative_top=0.1", "beta=1.5:window=64", "window=off:adaptive=jsd"]
+TEXTS += ["beta=.5:gamma=007", *(name for name in PRESETS if name != "blog")]  # noise is the whole server's
+WRONG: list[Any] = ["cautius", "gentle:beta=1", "pcd:window", "true", "", "beta=1:beta=2", "beta=1,gamma=3", "beta=1:"]
+WRONG += ["beta=", "bta=1", "Beta=1", "beta=x", "beta=1e400", "beta=nan", "gamma=1.0", "gamma=99999999999"]
+WRONG += ["adaptive=JSD", "n_sink=none", "perturbation=none", "beta=1:" * 5000, 3, []]
+WRONG += [{"beta": "x"}, {"beta": 1e300}, {"beta": None}, {"gamma": 1.5}, {"gamma": 2**40}, {"window": "all"}]
+WRONG += [{"adaptive": "kl"}, {"perturbation": "none"}, {"perturbation": "noise"}, {"bta": 1}, {"self": 1}]
 
 
-def test_a_text_means_what_it_means_in_python(server: Server) -> None:
+def test_a_setting_means_what_it_means_in_python(server: Server) -> None:
     for given in TEXTS:
         wanted = PCDConfig.resolve(given)
         got = complete(server, "a", n_predict=1, pcd=given)["generation_settings"]["pcd"]
         assert got == (wanted is not None and {name: getattr(wanted, name) for name in got}), given
     for given in WRONG:
-        with pytest.raises(ValueError) as error:
+        with pytest.raises((ValueError, TypeError)) as error:
             PCDConfig.resolve(given)
         assert refused(server, pcd=given) == f"Field 'pcd': {error.value}"
+    assert complete(server, "a", n_predict=1)["tokens"]
 
 
 def test_a_text_is_a_whole_setting_and_an_object_a_change() -> None:
