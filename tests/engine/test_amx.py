@@ -104,9 +104,7 @@ def runs(tmp_path: Path) -> int:
     [
         ("print('right')", True, "its products are right", True),
         ("print('ggml\\'s kernels compute wrongly')", False, "kernels compute wrongly; 'AMX is off'", True),
-        ("os.kill(os.getpid(), 11)", False, "crash here (Segmentation fault)", True),
         ("os.kill(os.getpid(), 4)", False, "crash here (Illegal instruction)", True),
-        ("sys.exit(3)", False, "exit code 3, saying ''", False),
         ("print('hello')", False, "exit code 0, saying 'hello'", False),
         ("print('right'); sys.exit(1)", False, "exit code 1, saying 'right'", False),
         ("import time; time.sleep(60)", False, "timed out after 1.0 seconds", False),
@@ -131,13 +129,6 @@ def test_another_file_of_ggml_is_probed_anew(says: Says, tmp_path: Path) -> None
     says("print('right')")
     assert engine.configure_amx().on and runs(tmp_path) == 2
     assert json.loads((tmp_path / "cache/pypcd/amx.json").read_text())["built with the cure"] == "right"
-
-
-def test_the_file_of_ggml_is_told_by_its_name_size_and_time() -> None:
-    path = LIB / "libggml-cpu.so"
-    if path.exists():
-        status = path.stat()
-        assert _amx._key() == f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
 
 
 @linux
@@ -182,30 +173,15 @@ def test_the_variable_is_0_or_1(value: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @linux
-@pytest.mark.parametrize(
-    ("variable", "exists", "on", "why"),
-    [
-        ("0", True, False, "PYPCD_AMX is 0"),
-        ("1", True, True, "PYPCD_AMX is 1"),
-        (None, False, False, ""),
-    ],
-)
-def test_the_variable_is_heard_before_the_probe(
-    variable: str | None,
-    exists: bool,
-    on: bool,
-    why: str,
-    says: Says,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_variable_is_heard_before_the_probe(says: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     says("os.kill(os.getpid(), 11)")
-    if variable is not None:
-        monkeypatch.setenv("PYPCD_AMX", variable)
-    monkeypatch.setattr(_amx, "_has_amx", lambda: exists)
-    state = engine.configure_amx()
-    assert (state.exists, state.on) == (exists, on) and why in state.why
-    assert runs(tmp_path) == 0
+    for value in "01":
+        monkeypatch.setenv("PYPCD_AMX", value)
+        state = engine.configure_amx()
+        assert (state.exists, state.on) == (True, value == "1") and f"PYPCD_AMX is {value}" in state.why
+    monkeypatch.delenv("PYPCD_AMX")
+    monkeypatch.setattr(_amx, "_has_amx", lambda: False)
+    assert engine.configure_amx()[:2] == (False, False) and runs(tmp_path) == 0
 
 
 @linux

@@ -1,4 +1,4 @@
-"""The site of scripts/docs: the pages that it is made of. That it is sound is checked where it is built, by MkDocs (.ci/run)."""
+"""The site of scripts/docs: the pages that are made for it. Links and navigation are checked where it is built, by MkDocs (.ci/run)."""
 
 from __future__ import annotations
 
@@ -37,25 +37,6 @@ def site() -> dict[str, str]:
     config = load_config(str(ROOT / "mkdocs.yml"))
     files = config.plugins.on_files(get_files(config), config=config)
     return {file.src_uri: file.content_string if file.is_documentation_page() else "" for file in files}
-
-
-def test_every_page_is_in_the_navigation_once(site: dict[str, str]) -> None:
-    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2].partition("\n\n")[0]
-    named = re.findall(r": (\S+\.md)$", nav, re.MULTILINE)
-    made = (page for page in site if page.endswith(".md") and not page.startswith("docs/evidence/"))  # linked alone
-    assert sorted(named) == sorted(made)
-
-
-def test_pages_lie_as_in_the_repository_with_what_they_link_to(site: dict[str, str]) -> None:
-    for name in ("README.md", "docs/settings.md", "docs/page.png", "docs/nginx.conf", "cpp/README.md"):
-        assert name in site and (ROOT / name).is_file(), name
-    links = 0
-    for page, text in site.items():
-        for target in re.findall(r"\]\(([^)\s#:]+)[^):]*\)", text):
-            path = (ROOT / page).parent / target
-            assert path.resolve().relative_to(ROOT).as_posix() in site, f"{page}: {target}"
-            links += 1
-    assert links > 100
 
 
 def test_all_public_names_and_commands_are_in_the_reference(site: dict[str, str]) -> None:
