@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import itertools
 import os
 import subprocess
@@ -374,6 +375,16 @@ def find_sdist() -> Path:
     if found is None:
         pytest.skip("no sdist of llama-cpp-python in PYPCD_LLAMA_CPP_SOURCE, build/ or .cache/")
     return found
+
+
+def module_at(path: Path) -> Any:
+    """A Python file that is in no package, imported."""
+    spec = importlib.util.spec_from_file_location(f"{path.stem}_of_the_tests", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look
+    spec.loader.exec_module(module)
+    return module
 
 
 def run_python(code: str, *args: Any, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:

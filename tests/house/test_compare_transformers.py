@@ -3,23 +3,18 @@ transformers."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import module_at
 
 FILE = Path(__file__).parents[2] / "scripts/recipes/compare_transformers.py"
 if not FILE.exists():
     pytest.skip("the scripts lie in a checkout only", allow_module_level=True)
 
-spec = importlib.util.spec_from_file_location("compare_transformers", FILE)
-assert spec and spec.loader
-program = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = program
-spec.loader.exec_module(program)
+program = module_at(FILE)
 PLAIN, PASSES, OURS, SHARED, REROTATED = program.WAYS
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import module_at
 
 nox = pytest.importorskip("nox")
 
@@ -20,11 +20,7 @@ NAMED = {"webuis": ["text-generation-webui", "Open WebUI"]}  # where a page says
 
 @pytest.fixture(scope="module")
 def noxfile() -> Any:
-    spec = importlib.util.spec_from_file_location("the_noxfile", ROOT / "noxfile.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / "noxfile.py")
 
 
 def headings() -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import module_at
 
 import pypcd
 from pypcd import cli
@@ -24,11 +24,7 @@ if not (ROOT / "mkdocs.yml").exists():
 
 @pytest.fixture(scope="module")
 def pages() -> Any:
-    spec = importlib.util.spec_from_file_location("site_pages", ROOT / "scripts/pages.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / "scripts/pages.py")
 
 
 @pytest.fixture(scope="module")

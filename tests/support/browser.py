@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import queue
-import random
 import re
 import shutil
 import threading
@@ -26,6 +25,7 @@ from urllib.parse import urlsplit
 import pytest
 from serving import SMALL, Quiet, ask, complete, listening, ready
 
+from pypcd.evaluation.tasks.kv import KV_SHORT
 from pypcd.server import Server
 
 CHROMIUM = os.environ.get("PYPCD_CHROMIUM") or next(
@@ -562,15 +562,5 @@ def candidates(*ids: int) -> list[dict[str, Any]]:
 
 def question(n_pairs: int, seed: int = 0) -> tuple[str, str]:
     """A question that the demo model was trained on, and its right answer."""
-    rng = random.Random(seed)
-
-    def word() -> str:
-        return f"{rng.randrange(16**4):04x}-{rng.randrange(16**4):04x}"
-
-    pairs = {word(): word() for _ in range(n_pairs)}
-    key = list(pairs)[n_pairs // 3]
-    text = (
-        "Extract the value corresponding to the specified key in the JSON object below.\n\n"
-        f'JSON data:\n{json.dumps(pairs)}\n\n\nKey: "{key}"\nThe value associated with the specified key is:'
-    )
-    return text, pairs[key]
+    sample = next(iter(KV_SHORT.questions(1, n_pairs, seed)))
+    return sample.prompt.text.rstrip(), sample.answers[0]

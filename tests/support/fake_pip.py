@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import re
 import sys
@@ -11,18 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import module_at
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def program() -> Any:
-    spec = importlib.util.spec_from_file_location("install_program", ROOT / "scripts/install.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / "scripts/install.py")
 
 
 PIP = """
