@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import llama_cpp
@@ -90,51 +91,29 @@ def test_generate_writes_the_same_text(question: str) -> None:
         assert "Traceback" not in "".join(server.log() for server in servers)
 
 
-def ask(url: str, **body: Any) -> Any:
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    answer = json.loads(connection.getresponse().read())
-    connection.close()
-    return answer
-
-
-def serving(*args: str) -> tuple[subprocess.Popen[str], str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pypcd", "serve", *args, "--port=0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None and process.stderr is not None
-    for line in process.stdout:
-        if "OpenAI" in line:
-            return process, line.split()[1].removesuffix("/v1")
-    raise AssertionError(process.stderr.read())
-
-
 def test_serve_answers_as_a_model_here_does_and_tells_of_a_server_that_is_lost(question: str) -> None:
     llm = pypcd.Llama("demo", pcd="paper", n_ctx=2048, n_threads=1)
     text = llm(question, max_tokens=12, temperature=0)["choices"][0]["text"]
     llm.close()
-    with running() as servers:
-        process, url = serving("demo", "--rpc", ",".join(server.address for server in servers))
-        try:
-            body = {"prompt": question, "max_tokens": 12, "temperature": 0}
-            assert ask(url, pcd="paper", **body)["choices"][0]["text"] == text
-            assert ask(url, pcd=False, **body)["choices"][0]["text"]
+    from serving import ask, greeting, serving  # where there is no llama-server this test is skipped
 
-            servers[1].kill()
-            with pytest.raises((OSError, http.client.HTTPException)):  # no answer that looks like a whole one
-                ask(url, pcd="paper", **body)
-            assert process.wait(30) == 1
-            assert process.stderr is not None
-            said = process.stderr.read()
-            both = ", ".join(server.address for server in servers)
-            assert f"the connection to an RPC server ({both}) was lost, so ggml ended llama-server; docs/rpc.md" in said
-            assert len(said.splitlines()) < 5, said
-        finally:
-            process.kill()
-            process.communicate()
+    with (
+        running() as servers,
+        serving("demo", "--parallel", "1", "--rpc", ",".join(one.address for one in servers)) as process,
+    ):
+        port = SimpleNamespace(port=int(greeting(process)["page"].strip("/").rpartition(":")[2]))
+        body = {"prompt": question, "max_tokens": 12, "temperature": 0}
+        plain, with_pcd = (ask(port, "/v1/completions", {**body, "pcd": pcd})[1]["choices"] for pcd in (False, "paper"))
+        assert with_pcd[0]["text"] == text and plain[0]["text"]
+        servers[1].kill()
+        with pytest.raises((OSError, http.client.HTTPException)):  # no answer that looks like a whole one
+            ask(port, "/v1/completions", {**body, "pcd": "paper"})
+        assert process.wait(30) == 1
+        assert process.stderr is not None
+        said = process.stderr.read()
+        both = ", ".join(server.address for server in servers)
+        assert f"the connection to an RPC server ({both}) was lost, so ggml ended llama-server; docs/rpc.md" in said
+        assert len(said.splitlines()) < 5, said
 
 
 # -- addresses -------------------------------------------------------------------------------------------------------

@@ -16,41 +16,17 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Tiny
-from serving import SECONDS, SMALL, ask, complete, ready, within
+from serving import OPTIONS, SECONDS, SMALL, ask, complete, greeting, ready, serving, within
 
 import pypcd
 from pypcd.cli import main
 from pypcd.gguf import DEMO_MODEL
 from pypcd.server import Server, model_list
-
-OPTIONS = ["--ctx-size", "512", "--threads", "1", "--threads-batch", "1"]
-
-
-@contextlib.contextmanager
-def serving(*args: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "pypcd", "serve", *args, "--port", "0", "--", *OPTIONS]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "COLUMNS": "80"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process: subprocess.Popen[str] = subprocess.Popen(command, env=env, **pipes)  # type: ignore[call-overload]
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def greeting(process: subprocess.Popen[str]) -> dict[str, str]:
-    """The lines that it prints once it is ready, by their first word."""
-    assert process.stdout
-    lines = [process.stdout.readline() for _ in range(4)]
-    assert all(lines), process.communicate()[1]
-    return {"head": lines[0], **{line.split()[0]: line.split(None, 1)[1].strip() for line in lines[1:]}}
 
 
 def ended(process: subprocess.Popen[str]) -> str:

@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 from clients import LOOK_UP, check_call, package
-from serving import PROMPTS, N, ask, complete, ready
-from test_cli_serve import greeting, serving
+from serving import PROMPTS, N, ask, complete, greeting, ready, serving
 
 from pypcd.server import Server
 

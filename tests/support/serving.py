@@ -9,7 +9,9 @@ import contextlib
 import http.client
 import http.server
 import json
+import os
 import shlex
+import subprocess
 import sys
 import threading
 import time
@@ -102,6 +104,31 @@ def ready(model: Any = "demo", **given: Any) -> Iterator[Server]:
     with Server(model, **{"port": 0, "options": SMALL, **given}).running() as server:
         assert server.wait_until_ready()
         yield server
+
+
+OPTIONS = ["--ctx-size", "2048", "--threads", "1", "--threads-batch", "1"]
+
+
+@contextlib.contextmanager
+def serving(*args: str) -> Iterator[subprocess.Popen[str]]:
+    """A block in which `pypcd serve` runs."""
+    command = [sys.executable, "-m", "pypcd", "serve", *args, "--port", "0", "--", *OPTIONS]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "COLUMNS": "80"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process: subprocess.Popen[str] = subprocess.Popen(command, env=env, **pipes)  # type: ignore[call-overload]
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def greeting(process: subprocess.Popen[str]) -> dict[str, str]:
+    """The lines that it prints once it is ready, by their first word."""
+    assert process.stdout
+    lines = [process.stdout.readline() for _ in range(4)]
+    assert all(lines), process.communicate()[1]
+    return {"head": lines[0], **{line.split()[0]: line.split(None, 1)[1].strip() for line in lines[1:]}}
 
 
 @contextlib.contextmanager
