@@ -343,16 +343,6 @@ def test_what_was_stopped_leaves_nothing_that_is_not_known(tmp_path, arch):
             assert (n_again[0], n_again[-1]) == (len(prompt) - 8, 1), "what was finished stays"
 
 
-def test_what_a_state_that_cannot_go_back_had_read_is_not_counted_as_kept(tmp_path):
-    path = str(write_tiny_gguf(tmp_path / "mamba.gguf", "mamba", n_layer=2))
-    with opened(path) as llm:
-        session, first, other = Session(llm, repeatable=False), llm.tokenize(b"ab ab ab"), llm.tokenize(b"ab ab cd cd")
-        for prompt, n in ((first, len(first)), (other, len(other)), ([*other, 5], 1)):
-            before = session.n_evaluated
-            session.hold(prompt)
-            assert session.n_evaluated - before == n
-
-
 def test_which_messages_have_no_passages(session):
     session.set_pcd(False)
     for attach, text, note in ((Document("one", "ab ab"), "what?", "the text is too short"), (NOTES, "", "")):
@@ -396,14 +386,6 @@ def test_documents_are_saved_and_loaded(session, llm, tmp_path):
         (tmp_path / "bad.json").write_text(json.dumps(damaged))
         with pytest.raises(ValueError, match="its documents are not"):
             other.load(str(tmp_path / "bad.json"))
-
-
-def test_the_answer_ends_where_the_context_does(llm):
-    llm.pcd = "paper"
-    written = writing(llm, llm.tokenize(b"ba " * 200), most=0)
-    assert "".join(written) == written.answer.text
-    assert written.answer.end == "context"
-    assert written.answer.n_prompt + len(written.answer.tokens) == llm.n_ctx()
 
 
 def test_stop_strings_never_show(llm):

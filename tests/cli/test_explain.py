@@ -76,20 +76,6 @@ def test_columns_are_the_rows_of_a_fresh_evaluation(llm, vocabulary, prompt, set
         written.append(chosen.token)
 
 
-def test_the_tokens_are_those_of_generate(llm, vocabulary, prompt) -> None:
-    steps = list(explain(Session(llm), prompt, pypcd.PCDConfig(), vocabulary, n_tokens=20))
-    llm.reset()
-    wanted = []
-    for token in llm.generate(prompt, temp=0.0, pcd="paper"):
-        wanted.append(token)
-        if token == llm.token_eos() or len(wanted) == 20:
-            break
-    assert [c.token for s in steps for c in s.candidates if c.is_chosen] == wanted
-    assert steps[-1].chosen.text == "(end)"  # the demo model ends its answers
-    assert not any(c.is_gold for s in steps for c in s.candidates)
-    assert llm.pcd is None
-
-
 def test_the_right_answers_tokens_are_marked_and_always_listed(llm, vocabulary, prompt) -> None:
     steps = list(
         explain(Session(llm), prompt, pypcd.PCDConfig(), vocabulary, n_tokens=8, n_top=1, gold=SAMPLE.answers[0])
