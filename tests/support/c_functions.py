@@ -13,60 +13,17 @@ from pypcd.engine import _bindings
 from pypcd.engine._bindings import bind, ctx_p, float_p
 from pypcd.engine._calls import call
 
+i32, f32 = ctypes.c_int32, ctypes.c_float
+i32_p, f64_p = ctypes.POINTER(i32), ctypes.POINTER(ctypes.c_double)
 pcd_default_params = bind("llama_pcd_default_params", _bindings.Params)
-pcd_rho = bind(
-    "llama_pcd_rho",
-    None,
-    ctypes.c_int32,
-    ctypes.c_float,
-    ctypes.c_float,
-    ctypes.c_int32,
-    ctypes.c_int32,
-    ctypes.POINTER(ctypes.c_double),
-)
-pcd_noise = bind(
-    "llama_pcd_noise",
-    None,
-    ctypes.c_int32,
-    ctypes.c_int32,
-    ctypes.c_int32,
-    ctypes.c_int32,
-    ctypes.c_float,
-    ctypes.c_int32,
-    float_p,
-    float_p,
-)
-pcd_offset = bind("llama_pcd_offset", ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32)
-pcd_contrast = bind(
-    "llama_pcd_contrast",
-    ctypes.c_int32,
-    float_p,
-    float_p,
-    ctypes.c_int32,
-    ctypes.c_float,
-    ctypes.c_int32,
-    ctypes.c_float,
-    ctypes.c_float,
-    float_p,
-)
-pcd_strength = bind(
-    "llama_pcd_strength", ctypes.c_float, float_p, float_p, ctypes.c_int32, ctypes.c_float, ctypes.c_int32
-)
-pcd_entropy = bind("llama_pcd_entropy", ctypes.c_float, float_p, ctypes.c_int32)
-pcd_attention = bind(
-    "llama_pcd_attention",
-    ctypes.c_int32,
-    ctx_p,
-    ctypes.c_int32,
-    ctypes.POINTER(ctypes.c_int32),
-    ctypes.c_int32,
-    ctypes.c_int32,
-    ctypes.POINTER(ctypes.c_int32),
-    ctypes.c_int32,
-    ctypes.POINTER(ctypes.c_double),
-    ctypes.c_char_p,
-    ctypes.c_size_t,
-)
+pcd_rho = bind("llama_pcd_rho", None, i32, f32, f32, i32, i32, f64_p)
+pcd_noise = bind("llama_pcd_noise", None, i32, i32, i32, i32, f32, i32, float_p, float_p)
+pcd_offset = bind("llama_pcd_offset", i32, i32, i32, i32, i32)
+pcd_contrast = bind("llama_pcd_contrast", i32, float_p, float_p, i32, f32, i32, f32, f32, float_p)
+pcd_strength = bind("llama_pcd_strength", f32, float_p, float_p, i32, f32, i32)
+pcd_entropy = bind("llama_pcd_entropy", f32, float_p, i32)
+said = ctypes.c_char_p, ctypes.c_size_t
+pcd_attention = bind("llama_pcd_attention", i32, ctx_p, i32, i32_p, i32, i32, i32_p, i32, f64_p, *said)
 
 
 def attention(llm: llama_cpp.Llama, n_past: int, tokens: Sequence[int], heads: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -74,6 +31,6 @@ def attention(llm: llama_cpp.Llama, n_past: int, tokens: Sequence[int], heads: S
     float64[n_past + len(tokens)]."""
     pays = (ctypes.c_double * (n_past + len(tokens)))()
     flat = [number for pair in heads for number in pair]
-    numbers = [(ctypes.c_int32 * len(some))(*some) for some in (tokens, flat)]
+    numbers = [(i32 * len(some))(*some) for some in (tokens, flat)]
     call(pcd_attention, llm, 0, numbers[0], len(tokens), n_past, numbers[1], len(heads), pays)
     return np.array(pays)
