@@ -131,6 +131,13 @@ def test_another_file_of_ggml_is_probed_anew(says: Says, tmp_path: Path) -> None
     assert json.loads((tmp_path / "cache/pypcd/amx.json").read_text())["built with the cure"] == "right"
 
 
+def test_the_file_of_ggml_is_told_by_its_name_size_and_time() -> None:
+    path = LIB / "libggml-cpu.so"
+    if path.exists():
+        status = path.stat()
+        assert _amx._key() == f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
+
+
 @linux
 @pytest.mark.parametrize("content", ["", '{"/a/li', "[]", "null", '{"x": 3}', "\xff\xfe"])
 def test_a_file_that_cannot_be_read_is_no_answer(content: str, says: Says, tmp_path: Path) -> None:
