@@ -15,7 +15,7 @@ import gguf
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, close, native_row, reference, rounding, tolerance
+from conftest import TOKENS, Tiny, close, native_row, reference, rounding, shape, tolerance
 from reference import Heads
 from tiny_gguf import ARCHS, ROPE_ARCHS
 
@@ -171,6 +171,14 @@ def test_exits_are_the_heads_view_of_hidden_states(arch: str, more: dict[str, An
         close(got, wanted, tolerance(path, of=wanted))
     assert np.abs(np.diff(wanted, axis=0)).max() > 0.3, "layers must differ, or this test shows nothing"
     assert has_tied_head(llm) == ("output.weight" not in reference(path)._w)
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+def test_layers_come_in_the_order_that_was_asked_for(flash_attn: bool, tiny: Tiny, load: Load) -> None:
+    path, layers = tiny("qwen3"), (2, 0)
+    llm = load(path, False, n_ubatch=16, flash_attn=flash_attn, f16=flash_attn)
+    got, wanted = exits_of(llm, layers, TOKENS[:63]), wanted_exits(path, TOKENS[:63], layers)
+    close(got, wanted, tolerance(path, of=wanted, **shape(llm)))
 
 
 def test_a_heads_matrix_and_bias_may_be_quantised_and_in_any_part_of_a_model(tmp_path: Path) -> None:
