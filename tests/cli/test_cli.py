@@ -916,6 +916,31 @@ def test_what_is_known_of_reading_a_document_is_true(model, cache):
         assert seconds[0] <= seconds[1] + 1, "of the longer one half is there"
 
 
+@pytest.mark.parametrize("arch", ["llama", "lfm2"])
+def test_a_document_begins_at_once_the_second_time_or_is_read_again(tmp_path, cache, monkeypatch, caplog, arch):
+    """With the answers of a conversation without a cache. The attempt to load a file that cannot be empties the context."""
+
+    def refuse(*_: object) -> None:
+        raise pypcd.PCDError("not this one")
+
+    model = str(write_tiny_gguf(tmp_path / "tiny.gguf", arch, seed=3, chat_template=CHAT_TEMPLATE, n_ctx_train=16384))
+    answers, cached = [], []
+    for kept in (None, cache, cache, cache):
+        with opened(model, 2048) as llm:
+            chat = Conversation(llm, _options.GenerationSettings(max_tokens=12), "be kind", cache=kept)
+            if len(answers) == 3:
+                ask(chat, "hello")  # the system message and more are held then
+                chat.clear()
+                monkeypatch.setattr("pypcd.engine.load_sequence", refuse)
+            chat.attach(Document("notes", BOOK))
+            answers.append((ask(chat, "?"), ask(chat, "and what is 42, please?"), tuple(passages(chat))))
+            cached.append(chat.figures[-2].as_dict()["cached_tokens"])
+    assert len(set(answers)) == 1 and answers[0][2]
+    (entry,) = cache.entries()
+    assert cached[:3] == [0, 0, entry.n_tokens] and entry.about["documents"] == ["notes"]
+    assert cached[3] < entry.n_tokens and "not this one" in caplog.text
+
+
 def test_answer_reads_a_document_once_and_pypcd_cache_lists_and_clears(model, tmp_path, monkeypatch, run_here):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PYPCD_CACHE_GIB", "1")
