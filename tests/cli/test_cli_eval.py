@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import re
@@ -12,12 +13,13 @@ from typing import Any
 import pytest
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
+import pypcd
 import research.methods  # noqa: F401  whose names are a run's too
 from pypcd import decode
+from pypcd.cli import demo, main
 from pypcd.cli import eval as eval_command
-from pypcd.cli import main
 from pypcd.cli._table import aligned
-from pypcd.evaluation import GROUPS, TASKS, Plan
+from pypcd.evaluation import GROUPS, TASKS, ModelTokenizer, Plan, Sample, task
 from pypcd.evaluation.tasks.kv import KV_SHORT
 
 DEMO = ["eval", "demo", "--task", "kv-short", "--length", "250", "--n", "3", "--threads", "1"]
@@ -206,3 +208,35 @@ def test_a_stopped_eval_shows_what_is_done(
     assert main([*words, "--n", "3"]) == 130
     out = capsys.readouterr().out
     assert row in out and re.findall("^#+ (kv[a-z-]*)", out, re.MULTILINE) == ["kv-short"], "no table without answers"
+
+
+# -- the demo: its questions are those of its published figures ----------------------------------------------------------
+
+
+PAIRS = (16, 40, 80, 120)
+
+
+def digest(samples: list[Sample]) -> bytes:
+    parts = ((s.prompt.text, s.answers[0], s.extra["nearest"], repr(s.depth)) for s in samples)
+    return "".join("\0".join(part) for part in parts).encode()
+
+
+def test_the_questions_are_those_of_the_published_figures() -> None:
+    tokenizer = ModelTokenizer(pypcd.Llama("demo", n_ctx=2048, n_threads=1, n_threads_batch=1))
+    whole = hashlib.sha256()
+    for length, n_pairs in zip(demo.LENGTHS, PAIRS):
+        for n, seed in ((demo.N, 0), (12, 1)):  # and those that the control takes its prior from
+            samples = task("kv-short").samples(n, length, tokenizer, seed)
+            assert samples == list(KV_SHORT.questions(n, n_pairs, seed))
+            whole.update(digest(samples))
+    assert whole.hexdigest() == "3bdb5f69313e07e4179b250f4f346058079900035b0870b430dfe26aabb42efa"
+
+
+def test_a_question_can_be_had_by_its_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "77"]) == 0
+    out, err = capsys.readouterr()
+    wanted = list(KV_SHORT.questions(75, 40))[1]  # the second of the second length
+    assert out == wanted.prompt.text
+    assert wanted.answers[0] in err
+    assert main(["demo", "301"]) == 2
+    assert "question 301 is none of the demo's; allowed: 1 to 300" in capsys.readouterr().err
