@@ -753,46 +753,48 @@ def raised(kind):
     }[kind]()
 
 
-@pytest.fixture(params=["here", "in a process beside"])
-def failing(request, run_here, monkeypatch):
-    """`pypcd info`, in which something is raised."""
+@pytest.fixture
+def failing(run_here, monkeypatch):
+    """`pypcd info`, in which something is raised: here, or in a process beside."""
 
     def beside(kind):
         todo = {("kv-short", 200, i): ["greedy"] for i in range(2)}
         list(executors.Processes(2).ask(functools.partial(raised, kind), todo, {}))
 
-    def run(kind):
-        ask = raised if request.param == "here" else beside
-        monkeypatch.setattr(info, "run", lambda _: ask(kind))
+    def run(kind, is_beside):
+        monkeypatch.setattr(info, "run", lambda _: beside(kind) if is_beside else raised(kind))
         return run_here("info")
 
     return run
 
 
-@pytest.mark.parametrize("kind", ["TypeError", "ValueError", "KeyError", "numpy", "RuntimeError"])
-def test_a_fault_of_ours_shows_where_it_is_and_where_to_report_it(kind, failing):
-    status, out, err = failing(kind)
+FAULTS = ["TypeError", "ValueError", "KeyError", "numpy", "RuntimeError"]
+
+
+@pytest.mark.parametrize(("kind", "is_beside"), [*((kind, False) for kind in FAULTS), ("KeyError", True)])
+def test_a_fault_of_ours_shows_where_it_is_and_where_to_report_it(kind, is_beside, failing):
+    status, out, err = failing(kind, is_beside)
     *shown, last = err.splitlines()
     assert (status, out, shown[0]) == (1, "", "Traceback (most recent call last):") and 'test_cli.py", line' in err
     assert last.startswith("pypcd: this is a fault of pypcd's own; please report") and "pypcd info" in last
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (errors.PCDError("it cannot"), "it cannot"),
-        (errors.InputError("beta is -1; allowed: more"), "beta is -1; allowed: more"),
-        (errors.ArgumentError("there is no 'bta'"), "there is no 'bta'"),
-        (FileNotFoundError(2, "No such file or directory", "x.gguf"), "No such file or directory"),
-        (ConnectionRefusedError(111, "Connection refused"), "Connection refused"),
-        (MemoryError(), "there is not enough memory"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_what_the_user_or_the_system_can_mend_is_one_sentence(error, said, failing):
-    status, _, err = failing(error)
-    assert status == (2 if isinstance(error, (errors.InputError, FileNotFoundError)) else 1)
-    assert err.count("\n") == 1 and said in err
+MENDED = [
+    (errors.PCDError("it cannot"), "it cannot"),
+    (errors.InputError("beta is -1; allowed: more"), "beta is -1; allowed: more"),
+    (errors.ArgumentError("there is no 'bta'"), "there is no 'bta'"),
+    (FileNotFoundError(2, "No such file or directory", "x.gguf"), "No such file or directory"),
+    (ConnectionRefusedError(111, "Connection refused"), "Connection refused"),
+    (MemoryError(), "there is not enough memory"),
+]
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_what_the_user_or_the_system_can_mend_is_one_sentence(is_beside, failing):
+    for error, said in MENDED[is_beside :: 1 + is_beside]:  # of a process beside every second one
+        status, _, err = failing(error, is_beside)
+        assert status == (2 if isinstance(error, (errors.InputError, FileNotFoundError)) else 1)
+        assert err.count("\n") == 1 and said in err
 
 
 def test_an_answer_that_ends_at_once_says_so(model, run_here, monkeypatch):

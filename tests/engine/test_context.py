@@ -81,12 +81,6 @@ def test_rewind_and_copies_leave_what_a_fresh_evaluation_has(llm: pypcd.Llama, t
     close(engine.row(llm), wanted, limit)
 
 
-def test_a_recurrent_state_cannot_go_back(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("mamba"), False)
-    llm.eval(TOKENS[:10])
-    assert engine.is_recurrent(llm) and not engine.rewind(llm, 5) and engine.rewind(llm, 0, 0)
-
-
 def test_what_a_model_is(tiny: Tiny, load: Load) -> None:
     for arch, rotates, n_layer in (("llama", True, 3), ("bloom", False, 3), ("smollm3", True, 4)):
         llm = load(tiny(arch), False)
@@ -101,15 +95,6 @@ def test_tokens_as_text(llm: pypcd.Llama) -> None:
     assert (engine.token_text(llm, 1), engine.token_text(llm, -1), engine.token_bytes(llm, 1)) == ("<s>", "", b"")
     tokens = llm.tokenize(b"tanere sira", add_bos=False)
     assert b"".join(engine.token_bytes(llm, token) for token in tokens) == b" tanere sira"
-
-
-def test_an_evaluation_may_be_ended_half_way(llm: pypcd.Llama) -> None:
-    engine.set_abort(llm, lambda: True)
-    with pytest.raises(pypcd.PCDError, match="llama_decode returned 2"):
-        engine.decode(llm, entries(TOKENS[:50]))
-    engine.set_abort(llm, None)
-    engine.clear(llm)
-    assert engine.decode(llm, entries(TOKENS[:50]))
 
 
 def test_twins_are_held_back_while_suspended_and_after_an_error_are_not(tiny: Tiny, load: Load) -> None:

@@ -182,34 +182,25 @@ def test_what_is_no_list_of_needles_is_named(text: str, tmp_path: Path) -> None:
         NoLiMa(tmp_path).samples(1, 700, Words(), 0)
 
 
-def _without(key: str) -> dict[str, Any]:
-    return {name: value for name, value in ENTRIES[0].items() if name != key}
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        7,
-        [],
-        *(_without(key) for key in ("id", "needle", "questions", "character_set", "tests")),
-        {**ENTRIES[0], "needle": "Somebody lives beside {1}."},
-        {**ENTRIES[0], "character_set": []},
-        {**ENTRIES[0], "character_set": "Yuki"},
-        {**ENTRIES[0], "questions": {}},
-        {**ENTRIES[0], "questions": ["Who?"]},
-        {**ENTRIES[0], "questions": {"onehop": 7}},
-        {**ENTRIES[0], "questions": {"onehop": "Who has been to {4}?"}},
-        {**ENTRIES[0], "tests": {}},
-        {**ENTRIES[0], "tests": {"T1": {"input_args": [1, 2, 3]}}},
-        {**ENTRIES[0], "system_prompt": 7},
-        {**ENTRIES[0], "task_template": "{haystack}"},
-        {**ENTRIES[0], "task_template": "{question}"},
-        {**ENTRIES[0], "task_template": "{haystack} {question} {"},
-        {**ENTRIES[0], "task_template": "{haystack} {question} {0}"},
-        {**ENTRIES[0], "task_template": "{haystack} {haystack} {question}"},
-        {**ENTRIES[0], "distractors": {"onehop": "There was {2}."}},
+BAD: dict[str, list[Any]] = {
+    "needle": ["Somebody lives beside {1}."],
+    "character_set": [[], "Yuki"],
+    "questions": [{}, ["Who?"], {"onehop": 7}, {"onehop": "Who has been to {4}?"}],
+    "tests": [{}, {"T1": {"input_args": [1, 2, 3]}}],
+    "system_prompt": [7],
+    "task_template": [
+        "{haystack}",
+        "{question}",
+        *(f"{{haystack}} {{question}} {more}" for more in ("{", "{0}", "{haystack}")),
     ],
-)
+    "distractors": [{"onehop": "There was {2}."}],
+}
+WRONG = [7, [], *({**ENTRIES[0], key: value} for key, values in BAD.items() for value in values)]
+for key in ("id", "needle", "questions", "character_set", "tests"):
+    WRONG.append({name: value for name, value in ENTRIES[0].items() if name != key})
+
+
+@pytest.mark.parametrize("entry", WRONG)
 def test_what_is_no_needle_is_named(entry: Any, tmp_path: Path) -> None:
     made = NoLiMa(_write(tmp_path, [ENTRIES[1], entry]))
     with pytest.raises(
