@@ -28,6 +28,7 @@ COMMANDS = {
     "chat": "talk with a model in the terminal",
     "generate": "continue a prompt given by -p or on standard input",
     "serve": "answer programs over HTTP, as OpenAI's API does",
+    "mcp": "answer an MCP client's questions about documents in folders",
     "rpc-server": "compute a part of models that other machines open with --rpc",
     "answer": "answer a question about a text with any decoding method",
     "compare": "answer your own questions by several methods, side by side",
@@ -70,7 +71,7 @@ def make_parser(commands: Collection[str]) -> tuple[argparse.ArgumentParser, dic
     parser = argparse.ArgumentParser(
         prog="pypcd",
         usage="pypcd [-h] [--version] COMMAND ...",
-        description=f"Better answers from long prompts: replay, and\nPositional Contrastive Decoding (PCD).\n\ncommands:\n{_listed(COMMANDS)}",
+        description=f"Better answers from long prompts: replay, and Positional Contrastive Decoding.\n\ncommands:\n{_listed(COMMANDS)}",
         epilog="'pypcd COMMAND --help' lists a command's options;\n"
         "'pypcd completion --help' says how bash and zsh learn them.",
         formatter_class=argparse.RawDescriptionHelpFormatter,

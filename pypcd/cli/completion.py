@@ -16,6 +16,7 @@ _FILES = {
     "FILE": shtab.FILE,
     "PATH": shtab.FILE,
     "DIR": shtab.DIRECTORY,
+    "FOLDER": shtab.DIRECTORY,
 }
 
 
