@@ -12,6 +12,7 @@ import argparse
 import functools
 import itertools
 import json
+import pathlib
 import re
 import statistics
 import sys
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     _options.add_model(parser)
     add("--finder", default="bm25,attention,both", help="the first is what the others are held against")
-    add("--questions", default="xquad", help="xquad, reworded, kv, or a file of HotpotQA's")
+    add("--questions", default="xquad", help="xquad, reworded, kv, a file xquad.LANGUAGE.json, or one of HotpotQA's")
     add("--half", choices=("first", "second"), default="first")
     add("--n", type=_options.at_least(1), default=200, help="questions")
     add("--paragraphs", type=_options.at_least(2), help="of a text (55 of XQuAD, HotpotQA's own)")
@@ -56,9 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.questions in ("xquad", "reworded"):
+    name = pathlib.Path(args.questions).name
+    if args.questions == "reworded" or name.startswith("xquad"):
+        file = "" if args.questions in ("xquad", "reworded") else args.questions
         filler = paragraphs(args.filler) if args.filler else []
-        texts = xquad(args.half, args.n, args.paragraphs or 55, args.questions == "reworded", filler)
+        texts = xquad(args.half, args.n, args.paragraphs or 55, args.questions == "reworded", file, filler)
     elif args.questions == "kv":
         texts = records(args.half, args.n)
     else:

@@ -38,13 +38,17 @@ class Asked(NamedTuple):
 Text = tuple[str, list[Asked]]
 
 
-def xquad(half: str, n: int, n_paragraphs: int, reworded: bool = False, filler: Sequence[str] = ()) -> Iterator[Text]:
+def xquad(
+    half: str, n: int, n_paragraphs: int, reworded: bool = False, file: str = "", filler: Sequence[str] = ()
+) -> Iterator[Text]:
     """Texts of so many paragraphs of a half of XQuAD, and n questions, each on one of them; in one mixed order.
 
     Args:
+        file: XQuAD in another language; its paragraphs and questions have the order of the English ones.
         filler: paragraphs that stand among those of each text.
     """
-    articles = json.loads(bz2.decompress((PUBLIC / "xquad.en.json.bz2").read_bytes()))["data"]
+    data = pathlib.Path(file).read_bytes() if file else bz2.decompress((PUBLIC / "xquad.en.json.bz2").read_bytes())
+    articles = json.loads(data)["data"]
     paragraphs = [p for article in articles if article["title"] in HALVES["xquad"][half] for p in article["paragraphs"]]
     random.Random("finding").shuffle(paragraphs)
     words = {qa["id"]: qa["question"].strip() for p in paragraphs for qa in p["qas"]}

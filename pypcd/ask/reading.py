@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from pypcd.ask.messages import Message, documents_in
 from pypcd.document import Document
 from pypcd.errors import InputError
@@ -114,7 +116,8 @@ def _for(
     """
     places = [(i, j) for i, document in enumerate(known) for j in range(len(document.segments))]
     segments = tuple(segment for document in known for segment in document.segments)
-    best = [places[at] for at in ranked(segments, question, earlier)]
+    scores = ranked(segments, question, earlier)
+    best = [places[at] for at in np.argsort(-scores, kind="stable") if scores[at] > 0]
     new, left = list[Part](), most
     for i, j in best if done else dict.fromkeys([*best, *places]):
         n = done.get((i, j)) or _count(llm, known[i].segments[j])

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from pypcd.find.heads import Heads
     from pypcd.llama import Llama
 
-__all__ = ["Asked", "Finder", "Look", "Passage", "Ranked"]
+__all__ = ["Asked", "Finder", "Look", "Passage", "Ranked", "best"]
 
+SHARE = 0.2  # of the best segment's score, that others need to be found too
 
 # how much attention tokens pay to each position, as Session.attention() tells
 Look = Callable[[Sequence[int], Sequence[int], int, "Heads | None"], Mapping[int, npt.NDArray[np.float32]]]
@@ -93,6 +94,12 @@ class Ranked:
     hits: list[Passage]
     n: int = 2
     note: str = ""
+
+
+def best(scores: npt.NDArray[np.float64]) -> list[int]:
+    """The segments that are found, the best first."""
+    order = np.argsort(-scores, kind="stable")
+    return [int(i) for i in order if scores[i] > 0 and scores[i] >= SHARE * scores.max()]
 
 
 # ranks the segments of a prompt; an UnsupportedError says why it cannot work with this model

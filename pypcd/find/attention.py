@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd.errors import UnsupportedError
-from pypcd.find.asked import Asked, Passage, Ranked
+from pypcd.find.asked import Asked, Passage, Ranked, best
 from pypcd.find.heads import Heads, heads_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["NULL", "attended", "by_attention"]
 
 NULL = "N/A"  # in the place of a question: the empty question
-SHARE = 0.2  # of the best segment's score, that others need to be found too
 
 
 def by_attention(asked: Asked) -> Ranked:
@@ -34,8 +33,7 @@ def by_attention(asked: Asked) -> Ranked:
         raise UnsupportedError(f"pypcd probe {asked.llm.model_path} finds out which heads of this model look, too")
     pays, nothing = attended(asked, asked.question, heads), _null(asked, heads)
     scores = np.concatenate([pays[il] - nothing[il] for il in pays]).sum(axis=0)
-    order = [int(i) for i in np.argsort(-scores, kind="stable") if scores[i] >= SHARE * max(scores.max(), 0)]
-    return Ranked([Passage(i, asked.segments[i].strip(), float(scores[i]), "attention") for i in order])
+    return Ranked([Passage(i, asked.segments[i].strip(), float(scores[i]), "attention") for i in best(scores)])
 
 
 Pays = Mapping[int, npt.NDArray[np.float64]]  # as attended() gives it

@@ -6,30 +6,54 @@ import functools
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from pypcd.find.asked import Asked, Passage, Ranked
+from pypcd.find.asked import Asked, Passage, Ranked, best
 from pypcd.find.segments import WIDE
 
 __all__ = ["by_words", "load", "ranked", "words"]
 
-# vowel signs are no \w
-_SIGNS = r"\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff"
+_MARKS = re.compile(
+    r"[\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670]"
+)  # accents, vowel points, lengthened letters
+_SIGNS = r"\u0900-\u0963\u0966-\u0dff"  # vowel signs are no \w
 _TERM = re.compile(rf"[{WIDE}]+|(?:(?![{WIDE}])[\w{_SIGNS}])+")
+_IDEOGRAPHS = "\u2e80"  # the first of them; the scripts without spaces before them have letters
 
 
 def words(text: str) -> list[str]:
-    """What is compared: words in lower case, and pairs of characters in scripts without spaces."""
+    """What is compared: words in lower case, without accents and vowel points; in scripts without spaces pairs of characters, or three
+    letters in a row."""
     found: list[str] = []
-    for term in _TERM.findall(unicodedata.normalize("NFKC", text).casefold()):
+    for term in _TERM.findall(_plain(text)):
         if re.match(rf"[{WIDE}]", term):
-            found += [term[i : i + 2] for i in range(max(len(term) - 1, 1))]
+            found += _runs(term, 2 if term >= _IDEOGRAPHS else 3)
         else:
             found.append(term)
     return found
+
+
+def _plain(text: str) -> str:
+    bare = _MARKS.sub("", unicodedata.normalize("NFKD", text))
+    return unicodedata.normalize("NFC", bare.casefold())
+
+
+def _runs(text: str, n: int) -> list[str]:
+    return [text[i : i + n] for i in range(max(len(text) - n + 1, 1))]
+
+
+def _terms(found: Iterable[str], stop: Collection[str]) -> list[str]:
+    """Words but stop words, and each three letters in a row of a word, with the spaces around it: what its forms share, a compound
+    (Nordseeküste) and its parts, and a word with its article in one (والكتاب)."""
+    terms: list[str] = []
+    for word in found:
+        if word not in stop:
+            terms += [word] if re.match(rf"[{WIDE}]", word) else [word, *_runs(f" {word} ", 3)]
+    return terms
 
 
 @functools.cache
@@ -51,7 +75,9 @@ def load() -> Any:
 def _stop_words(texts: Iterable[Sequence[str]]) -> frozenset[str]:
     """The words that say little in the language of these texts: the list that most of their words are in. Words of questions are among
     them, which are rare in most texts and would count much."""
-    lists = [frozenset(some) for name, some in vars(load().stopwords).items() if name.startswith("STOPWORDS_")]
+    lists = [
+        frozenset(map(_plain, some)) for name, some in vars(load().stopwords).items() if name.startswith("STOPWORDS_")
+    ]
     flat = [word for text in texts for word in text]
     return max(lists, key=lambda some: sum(word in some for word in flat))
 
@@ -61,7 +87,7 @@ def _index(segments: tuple[str, ...]) -> tuple[Any, frozenset[str]]:
     """What bm25s searches, None if no segment has a word; and the stop words. The same for all questions about a text."""
     texts = [words(segment) for segment in segments]
     stop = _stop_words(texts)
-    texts = [[word for word in text if word not in stop] for text in texts]
+    texts = [_terms(text, stop) for text in texts]
     if not any(texts):
         return None, stop
     index = load().BM25()
@@ -69,22 +95,20 @@ def _index(segments: tuple[str, ...]) -> tuple[Any, frozenset[str]]:
     return index, stop
 
 
-def ranked(segments: tuple[str, ...], question: str, earlier: str = "") -> dict[int, float]:
-    """The segments that have words of a question, the best first, with their scores. It needs no model.
+def ranked(segments: tuple[str, ...], question: str, earlier: str = "") -> npt.NDArray[np.float64]:
+    """How well each segment fits a question, by their words; 0: it has none of them. It needs no model.
 
     Args:
         earlier: the question before this one, whose words count less.
     """
     index, stop = _index(segments)
-    asks = words(earlier) + words(question) * (2 if earlier else 1)
-    query = [word for word in asks if word not in stop]
+    query = _terms(words(earlier) + words(question) * (2 if earlier else 1), stop)
     if index is None or not query:
-        return {}
-    scores = np.asarray(index.get_scores(query), np.float64)
-    return {int(i): float(scores[i]) for i in np.argsort(-scores, kind="stable") if scores[i] > 0}
+        return np.zeros(len(segments))
+    return np.asarray(index.get_scores(query), np.float64)
 
 
 def by_words(asked: Asked) -> Ranked:
     """It needs no model."""
-    found = ranked(asked.segments, asked.own, asked.earlier.strip())
-    return Ranked([Passage(i, asked.segments[i].strip(), score, "bm25") for i, score in found.items()])
+    scores = ranked(asked.segments, asked.own, asked.earlier.strip())
+    return Ranked([Passage(i, asked.segments[i].strip(), float(scores[i]), "bm25") for i in best(scores)])

@@ -20,7 +20,8 @@ HEADING = 100  # of the longest heading
 WIDE = r"\u0e00-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
 ENDS = re.compile(r"[.!?…。．！？।॥۔؟]['\"”’»›」』)\]）]*\s*$")  # of a sentence
 
-DENSE = re.compile(rf"[{WIDE}\uac00-\ud7af]")  # each takes about as many tokens as three letters; Korean ones too
+# ideographs, kana and Korean: each says about as much as three letters
+DENSE = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]")
 FIRST_WORD = re.compile(rf"\s*([{WIDE}]|[^\s{WIDE}]*)")
 BLANK_LINE = re.compile(r"\n[^\S\n]*\n\s*")
 HEAD = re.compile(r"\s*(?:(\d)|([^\w\s]))")

@@ -17,7 +17,7 @@ SENTENCES = [
     f"The lamp of room {n} burns with {n * n} drops of oil, and its keeper sleeps until noon." for n in range(100, 140)
 ]
 CHINESE = [f"赵先生住在第{n}号房间，他每天喝{n * n}杯茶。" for n in range(100, 140)]
-THAI = "ตะเกียงของห้องหมายเลขหนึ่งร้อยไหม้ตลอดคืน และผู้ดูแลหลับจนถึงเที่ยง " * 20
+THAI = "ตะเกียงของห้องหมายเลขหนึ่งร้อยไหม้ตลอดคืน และผู้ดูแลหลับจนถึงเที่ยง " * 60
 LINES = [f"{uuid.UUID(int=n)}: {uuid.UUID(int=n * n)}" for n in range(40)]
 
 MIXED = st.text(

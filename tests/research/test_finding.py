@@ -117,7 +117,9 @@ def test_finders_are_held_against_the_first_one() -> None:
     )
 
 
-def test_keyword_search_finds_the_key_and_seldom_what_is_reworded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_keyword_search_finds_the_key_and_seldom_what_is_reworded(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     def rows(*options: str) -> list[dict[str, Any]]:
         assert (
             command("finding", finding.add_arguments, finding.run, ["demo", "--finder=bm25", "--json", *options]) == 0
@@ -128,6 +130,9 @@ def test_keyword_search_finds_the_key_and_seldom_what_is_reworded(capsys: pytest
     assert len(keys) == 8 and all(row["answer"] and row["tokens"] <= 512 for row in keys)
     published = rows("--questions=xquad", "--n=100")
     assert sum(row["answer"] for row in published) >= 90
+    (tmp_path / "xquad.xx.json").write_bytes(bz2.decompress((PUBLIC / "xquad.en.json.bz2").read_bytes()))
+    same = rows(f"--questions={tmp_path / 'xquad.xx.json'}", "--n=100")
+    assert [row | {"seconds": 0} for row in same] == [row | {"seconds": 0} for row in published]
     assert sum(row["answer"] for row in rows("--questions=reworded")) <= 10
     foreign = rows("--questions=xquad", "--foreign", "--n=100")
     assert not {row["id"] for row in foreign} & {row["id"] for row in published}
