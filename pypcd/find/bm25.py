@@ -17,9 +17,8 @@ from pypcd.find.segments import WIDE
 
 __all__ = ["by_words", "load", "ranked", "words"]
 
-_MARKS = re.compile(
-    r"[\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670]"
-)  # accents, vowel points, lengthened letters
+# accents, vowel points, lengthened letters
+_MARKS = re.compile(r"[\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670]")
 _SIGNS = r"\u0900-\u0963\u0966-\u0dff"  # vowel signs are no \w
 _TERM = re.compile(rf"[{WIDE}]+|(?:(?![{WIDE}])[\w{_SIGNS}])+")
 _IDEOGRAPHS = "\u2e80"  # the first of them; the scripts without spaces before them have letters
