@@ -71,9 +71,8 @@ def make_parser(commands: Collection[str]) -> tuple[argparse.ArgumentParser, dic
     parser = argparse.ArgumentParser(
         prog="pypcd",
         usage="pypcd [-h] [--version] COMMAND ...",
-        description=f"Better answers from long prompts: replay, and Positional Contrastive Decoding.\n\ncommands:\n{_listed(COMMANDS)}",
-        epilog="'pypcd COMMAND --help' lists a command's options;\n"
-        "'pypcd completion --help' says how bash and zsh learn them.",
+        description=f"Better answers from long prompts: replay, and\nPositional Contrastive Decoding (PCD).\n\ncommands:\n{_listed(COMMANDS)}",
+        epilog="'pypcd COMMAND --help' lists a command's options.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,  # the usage line has both options
     )
