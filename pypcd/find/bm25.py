@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import itertools
 import re
 import sys
 import unicodedata
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -71,26 +73,30 @@ def load() -> Any:
     return bm25s
 
 
-def _stop_words(texts: Iterable[Sequence[str]]) -> frozenset[str]:
-    """The words that say little in the language of these texts: the list that most of their words are in. Words of questions are among
-    them, which are rare in most texts and would count much."""
+def _stop_words(counts: Mapping[str, int]) -> frozenset[str]:
+    """The words that say little in the language of a text: the list that most of its words are in. Words of questions are among them,
+    which are rare in most texts and would count much.
+
+    Args:
+        counts: of the text's words.
+    """
     lists = [
         frozenset(map(_plain, some)) for name, some in vars(load().stopwords).items() if name.startswith("STOPWORDS_")
     ]
-    flat = [word for text in texts for word in text]
-    return max(lists, key=lambda some: sum(word in some for word in flat))
+    return max(lists, key=lambda some: sum(counts.get(word, 0) for word in some))
 
 
 @functools.lru_cache(maxsize=4)
 def _index(segments: tuple[str, ...]) -> tuple[Any, frozenset[str]]:
     """What bm25s searches, None if no segment has a word; and the stop words. The same for all questions about a text."""
     texts = [words(segment) for segment in segments]
-    stop = _stop_words(texts)
-    texts = [_terms(text, stop) for text in texts]
-    if not any(texts):
+    counts = collections.Counter(itertools.chain.from_iterable(texts))
+    stop, numbers = _stop_words(counts), dict[str, int]()
+    terms = {word: [numbers.setdefault(term, len(numbers)) for term in _terms([word], stop)] for word in counts}
+    if not numbers:
         return None, stop
     index = load().BM25()
-    index.index(texts, show_progress=False)
+    index.index(([[n for word in text for n in terms[word]] for text in texts], numbers), show_progress=False)
     return index, stop
 
 
