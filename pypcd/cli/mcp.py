@@ -59,6 +59,7 @@ class Result:
 
     answer: str
     passages: list[Source]
+    read: str
     note: str
 
 
@@ -76,18 +77,21 @@ def _server(opened: Callable[[], Llama], folders: Sequence[pathlib.Path]) -> Any
     @server.tool(
         name="ask",
         description="Answer a question about documents (texts, PDF, DOCX), with the passages that it is about and where they stand. "
-        f"Documents are files below {_listed(folders)}, named by their paths there, such as report.pdf.",
+        f"Documents are files and folders below {_listed(folders)}, named by their paths there, such as report.pdf; all if none is named. "
+        "Of long ones the parts are read that share words with the question: read, a number of tokens, says how much.",
     )
-    async def tool(question: str, documents: list[str], context: Context) -> Annotated[CallToolResult, Result]:
+    async def tool(
+        question: str, context: Context, documents: list[str] | None = None, read: int | None = None
+    ) -> Annotated[CallToolResult, Result]:
         try:
             async with lock:  # one question at a time
-                answer = await anyio.to_thread.run_sync(answered, question, documents, context)
+                answer = await anyio.to_thread.run_sync(answered, question, documents or ["."], read, context)
         except (*MENDABLE, OSError) as error:
             return CallToolResult(content=[TextContent(text=sentence(error))], is_error=True)
         found = {"answer": answer.text, **_figures.passages(answer)}
         return CallToolResult(content=[TextContent(text=_readable(answer))], structured_content=found)
 
-    def answered(question: str, documents: list[str], context: Context) -> Answer:
+    def answered(question: str, documents: list[str], read: int | None, context: Context) -> Answer:
         def cancelled() -> bool:
             """By the client, or since stdin is closed."""
             try:
@@ -102,7 +106,8 @@ def _server(opened: Callable[[], Llama], folders: Sequence[pathlib.Path]) -> Any
 
         llm = opened()
         llm.progress = progress
-        asking = ask.stream(llm, [_path(name, folders) for name in documents], question)
+        paths = [path for name in documents for path in _paths(name, folders)]
+        asking = ask.stream(llm, paths, question, read=read)
         for _ in ask.stoppable(llm, asking, cancelled):
             pass
         return asking.answer
@@ -112,15 +117,16 @@ def _server(opened: Callable[[], Llama], folders: Sequence[pathlib.Path]) -> Any
 
 def _readable(answer: Answer) -> str:
     places = (f"{n}. {one.document}, {one.place}:\n{one.text}" for n, one in enumerate(answer.passages, 1))
-    return "\n\n".join(filter(None, [answer.text.strip(), *places, answer.note]))
+    read = f"Read {answer.read}." if answer.read else ""
+    return "\n\n".join(filter(None, [answer.text.strip(), *places, read, answer.note]))
 
 
 def _listed(folders: Sequence[pathlib.Path]) -> str:
     return ", ".join(map(str, folders))
 
 
-def _path(name: str, folders: Sequence[pathlib.Path]) -> pathlib.Path:
-    """Where the document of this name is, links resolved.
+def _paths(name: str, folders: Sequence[pathlib.Path]) -> list[pathlib.Path]:
+    """Where the file of this name is, or the folders, links resolved.
 
     Raises:
         ValueError: it is in none of the folders, by its name or by a link; or there is none.
@@ -131,7 +137,7 @@ def _path(name: str, folders: Sequence[pathlib.Path]) -> pathlib.Path:
         raise InputError(
             f"{name!r} is outside of the folders that may be read; allowed: files below {_listed(folders)}"
         )
-    for path in inside:
-        if os.path.isfile(path) or os.path.isdir(path):
-            return path
+    files = [path for path in inside if path.is_file()][:1]
+    if found := files or [path for path in inside if path.is_dir()]:
+        return found
     raise InputError(f"there is no document {name!r}; allowed: files below {_listed(folders)}")

@@ -16,8 +16,8 @@ NAMED = 3  # of the files that are left out
 
 
 def read_files(given: Iterable[str | os.PathLike[str] | Document]) -> tuple[list[Document], str]:
-    """Documents of files, and of all files below folders but hidden ones; and a sentence on those in folders that cannot be read. Their names
-    begin with the folder's.
+    """Documents of files, and of all files below folders but hidden ones; and a sentence on those in folders that are not read, since they
+    cannot be, or a link leads to them from elsewhere. Their names begin with the folder's.
 
     Raises:
         OSError, ValueError, PCDError: as read_document(), for a file that is named itself.
@@ -30,10 +30,12 @@ def read_files(given: Iterable[str | os.PathLike[str] | Document]) -> tuple[list
         elif not os.path.isdir(folder := os.path.expanduser(one)):
             documents.append(read_document(one))
         else:
-            n = len(documents)
-            for path in _below(pathlib.Path(folder).resolve()):
-                name = str(path.relative_to(pathlib.Path(folder).resolve().parent))
+            n, root = len(documents), pathlib.Path(folder).resolve()
+            for path in _below(root):
+                name = str(path.relative_to(root.parent))
                 try:
+                    if not (path.is_file() and path.resolve().is_relative_to(root)):
+                        raise InputError("it is elsewhere, or no file")
                     documents.append(dataclasses.replace(read_document(path), name=name))
                 except (OSError, ValueError, PCDError):
                     left_out.append(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -200,13 +201,16 @@ def test_a_folder_is_its_files_by_name(tmp_path: Path) -> None:
     ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
+    (tmp_path / "secret").write_text("Of nobody.")
+    (root / "out").symlink_to(tmp_path / "secret")
+    os.mkfifo(root / "pipe")
     documents, left_out = read_files([root, Document.of("mine", "Of me.")])
     assert [(document.name, document.text) for document in documents] == [
         ("my papers/b.txt", "Of b."),
         ("my papers/a/c.pdf", "Of c.\n\nOf d."),
         ("mine", "Of me."),
     ]
-    assert left_out == "not read: my papers/e.bin, my papers/empty"
+    assert left_out == "not read: my papers/e.bin, my papers/empty, my papers/out and 1 more"
     (tmp_path / "none").mkdir()
     with pytest.raises(ValueError, match="none has no file that can be read"):
         read_files([tmp_path / "none"])
