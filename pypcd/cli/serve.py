@@ -17,6 +17,7 @@ from pypcd.cli import _options, _terminal
 from pypcd.cli._text import sentence
 from pypcd.errors import MENDABLE, PCDError
 from pypcd.server import OptionError, Server, model_list, show_options
+from pypcd.server.options import of_environment
 from pypcd.settings.config import load, typed
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
@@ -64,17 +65,19 @@ def run(args: argparse.Namespace) -> int:
         if shows_log:
             print(line, file=sys.stderr, flush=True)
 
+    quiet = [] if args.verbose or "log-verbosity" in of_environment() else ["--log-verbosity", "1"]
+    left_out: list[str] = []
     try:
         setting = load("off" if args.pcd is None else args.pcd)
         server = Server(
-            model_list.read(args.model),
+            model_list.read(args.model, left_out),
             pcd=setting,
             host=args.host,
             port=args.port,
             parallel=args.parallel,
             api_key=args.api_key,
             rpc_servers=args.rpc,
-            options=[*([] if args.verbose else ["--log-verbosity", "1"]), *args.server_options],
+            options=[*quiet, *args.server_options],
             log=log,
         )
     except (*MENDABLE, OSError) as error:
@@ -82,10 +85,10 @@ def run(args: argparse.Namespace) -> int:
         return 2
     for model in server.models:
         _options.note_of_profile(setting if model.pcd is None else model.pcd, model.path)
-    for remark in server.remarks:
+    for remark in [*left_out, *server.remarks]:
         _terminal.note(remark)
     reached = [host for host in server.hosts if host not in _LOCAL]
-    if reached and not _has_key(args):
+    if reached and not server.has_key:
         _terminal.note(
             f"anybody who reaches {' or '.join(reached)} can use this server; --api-key KEY keeps others out"
         )
@@ -104,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
                 _terminal.note(
                     'PCD is off; "pcd": "unsure" in a request turns it on for that one, --pcd SETTING for all'
                 )
-            _terminal.write(_greeting(server, args, refusals))
+            _terminal.write(_greeting(server, refusals))
             server.wait(stopped)
     return 0
 
@@ -128,7 +131,7 @@ DEMO_QUESTION = (  # answered with the last value if PCD is off
 )
 
 
-def _greeting(server: Server, args: argparse.Namespace, without: Collection[str]) -> str:
+def _greeting(server: Server, without: Collection[str]) -> str:
     """Where it is, and a command that asks it something.
 
     Args:
@@ -154,14 +157,11 @@ def _greeting(server: Server, args: argparse.Namespace, without: Collection[str]
         body.update(
             messages=[{"role": "user", "content": DEMO_QUESTION}], max_tokens=16, temperature=0, pcd="window:window=16"
         )
-    key = " -H 'Authorization: Bearer KEY'" if _has_key(args) else ""
+    key = " -H 'Authorization: Bearer KEY'" if server.has_key else ""
+    page = f"  page    {server.url}/\n" if server.has_page() else ""
     return (
         f"{head}"
-        f"  page    {server.url}/\n"
+        f"{page}"
         f"  OpenAI  {server.url}/v1\n"
         f"  try     curl -s {server.url}/v1/chat/completions{key} -d {shlex.quote(json.dumps(body))}\n"
     )
-
-
-def _has_key(args: argparse.Namespace) -> bool:
-    return bool(args.api_key) or bool({"--api-key", "--api-key-file"} & set(args.server_options))

@@ -40,7 +40,8 @@ from pypcd.llama import machine
 from pypcd.llama import threads as threads_module
 from pypcd.llama.arguments import N_BATCH
 from pypcd.llama.saved_state import weights_id
-from pypcd.server.model_list import Served, option_of, to_ini
+from pypcd.server.model_list import Served, check_name, to_ini
+from pypcd.server.options import ELSEWHERE, known, of_environment, of_words
 from pypcd.settings.config import PRESETS, RECOMMENDED, PCDConfig, PCDSetting, is_profile, load, typed
 from pypcd.settings.fields import FIELDS
 from pypcd.settings.ranges import Integer, literal
@@ -51,8 +52,7 @@ __all__ = ["OptionError", "Server", "executable", "requested", "settings", "show
 _SECONDS = 10.0  # that it gets to answer
 _PATIENCE = 2  # seconds that it gets to end by itself: while a client reads a stream it does not
 _LINES = 200  # of its log, kept for an error message
-# options of llama-server that pypcd has to know of too
-_CHOSEN = ("host", "port", "rpc", "parallel", "np", "model", "m", "models-dir", "models-preset", "alias", "a")
+_ABORTED = r"\S+\.\w+:\d+: "  # how ggml begins its last line, with file and line
 _MAX_SLOTS = engine.N_SEQUENCES - 1
 _AT_ONCE = 4  # models that are loaded at the same time, where they are not named one by one: llama.cpp's number
 
@@ -180,7 +180,7 @@ class Server:
         api_key: clients have to send it; None: none.
         rpc_servers: other machines that compute, as pypcd.Llama takes them. Each serves one process at a time, so that one model
             is loaded at a time.
-        options: llama-server's own, behind those that are chosen here, so that they win.
+        options: llama-server's own, behind those that are chosen here, so that they win. Its environment variables mean the same.
         log: called with each line of its log.
 
     Raises:
@@ -211,11 +211,7 @@ class Server:
             model = [Served("demo" if str(model) == "demo" else pathlib.Path(path).stem, path)]
         self.models = list(model)
         for one in self.models:
-            if "," in one.name:
-                raise ModelError(
-                    f"a model is called {one.name!r}; a name may not have a comma in it, which llama-server reads as two; rename "
-                    "the file, or give it another name in a file of models (models.ini)"
-                )
+            check_name(one.name)
         self.configs = {one.name: PCDConfig.resolve(load(pcd if one.pcd is None else one.pcd)) for one in self.models}
         self.remarks: list[str] = []  # for the user
         self.hosts = [part.strip(" []") for part in host.split(",") if part.strip()]  # [::1]: as it is written in a URL
@@ -227,29 +223,45 @@ class Server:
         program = executable()
         self.rpc_servers = parse_servers(rpc_servers)
         self._remote = engine.RemoteDevices(self.rpc_servers).devices if self.rpc_servers else []
+        named = [word for word in options if of_words([word]).keys() & set(ELSEWHERE.values())]
+        if named:
+            raise OptionError(
+                f"{named[0]} stands behind --; --host, --port, --parallel, --rpc, and MODEL, which may be a folder or a file of models "
+                "with names of their own (models.ini), stand before it: pypcd serve --help"
+            )
+        unread = [name for name in ELSEWHERE if name in os.environ]
+        if unread:
+            self.remarks.append(f"{', '.join(unread)} in the environment is not read; pypcd serve --help lists what is")
+        given = {**of_environment(), **of_words(options)}
+        self._prefix = given.get("api-prefix", "")
+        if self._prefix and not re.fullmatch(r"(/[\w.~-]+)+", self._prefix):
+            raise OptionError(
+                f"--api-prefix is {self._prefix!r}; allowed: a path such as /llm, with letters, digits and . _ ~ - between its slashes"
+            )
+        if os.environ.get("AIP_MODE") == "PREDICTION":  # on Vertex AI it takes that port, whatever it is told
+            port = Integer(1, 65535)("AIP_HTTP_PORT", literal(os.environ.get("AIP_HTTP_PORT") or "8080"))
+            self.remarks.append(f"the port is {port}: AIP_MODE and AIP_HTTP_PORT are in the environment")
+        self.port = port
         for address in self.hosts:
-            self.port = port = machine.free_port(address, port)
+            if not (port and "reuse-port" in given):
+                self.port = port = machine.free_port(address, port)
         self.loaded = 0  # per cent of what is loaded at the start
         self._log = log
         self._lines: collections.deque[str] = collections.deque(maxlen=_LINES)
-        self._key = (api_key or "").split(",")[0].strip() or None  # it may be several
+        self._key = _first_key(api_key or given.get("api-key", "")) or _first_key_of(given.get("api-key-file", ""))
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._parts: dict[str, int] = {}  # per cent of each model that is loaded, by the port of its process
         self._ini = ""  # the file of models
         self.at_start: list[str] = []  # the models that it loads then
 
-        given = {word.lstrip("-"): value for word, value in zip(options, [*options[1:], ""]) if word.startswith("-")}
-        for name in (name for name in _CHOSEN if name in given):
-            raise OptionError(
-                f"{'-' if len(name) < 3 else '--'}{name} stands behind --; --host, --port, --parallel, --rpc, and MODEL, which may be a "
-                "folder or a file of models with names of their own (models.ini), stand before it: pypcd serve --help"
-            )
         wanted = {
             one.name: (self.configs[one.name], pcd_required or one.pcd is not None, weights_id(one.path))
             for one in self.models
         }
-        self.command = [str(program), "--host", host, "--port", str(self.port), "--kv-unified", "--metrics"]
+        self.command = [str(program), "--host", host, "--port", str(self.port), "--metrics"]
+        if "kv-unified" not in given:
+            self.command.append("--kv-unified")
         if "cors-origins" not in given:
             self.command += ["--cors-origins", "localhost"]  # else any page that is open in a browser here could ask it
         if "log-colors" not in given:
@@ -261,7 +273,7 @@ class Server:
             if "threads-http" not in given:  # the router has one for each request that it passes on
                 self.command += ["--threads-http", str(n_at_once * (parallel + 4))]
             self.at_start = [one.name for one in self.models if one.at_start][:n_at_once]
-            self._ini = self._sections(n_at_once, parallel, given)
+            self._ini = self._sections(n_at_once, parallel, of_words(options))
             passed = settings(PCDConfig.resolve(load(pcd)), required=pcd_required, models=wanted)
         else:
             (only,) = self.models
@@ -274,8 +286,9 @@ class Server:
             passed = settings(config, required=is_required, weights=weights)
         self.command += options
         self.environment = {
-            **_environment(program),
+            **{name: value for name, value in _environment(program).items() if name not in unread},
             **(_rpc_environment() if self.rpc_servers else {}),
+            "GGML_NO_BACKTRACE": "1",  # a list of addresses, or a debugger's words, in place of the reason
             "LLAMA_ARG_PCD": passed,
             "PYPCD_AMX": str(int(engine.configure_amx().on)),
             "PYPCD_HOST": host,
@@ -317,8 +330,8 @@ class Server:
         """The file of models: for each what is chosen here, beneath what the user chose."""
         sections = {}
         for one in self.models:
-            own = {**one.options, **given}
-            n = option_of(own, "parallel", "np", "LLAMA_ARG_N_PARALLEL")
+            own = {**of_environment(), **known(one.options.items()), **given}
+            n = own.get("parallel")
             slots = parallel if n is None else Integer(1, _MAX_SLOTS)(f"[{one.name}] parallel", literal(n))
             options = {
                 "model": one.path,
@@ -337,8 +350,16 @@ class Server:
     @property
     def url(self) -> str:
         """Its address for a client on this machine."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.hosts[0], self.hosts[0])
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}{self._prefix}"
+
+    @property
+    def _host(self) -> str:
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.hosts[0], self.hosts[0])
+
+    @property
+    def has_key(self) -> bool:
+        """Whether clients have to send one."""
+        return bool(self._key)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Server]:
@@ -480,14 +501,18 @@ class Server:
         told = {entry["id"]: entry.get("pcd") or {} for entry in self._entries()}
         return {name: pcd["refusal"] for name, pcd in told.items() if "refusal" in pcd}
 
-    def _get(self, path: str) -> Any:
+    def has_page(self) -> bool:
+        """Whether it has one at its address."""
+        return self._get("/", str) is not None
+
+    def _get(self, path: str, read: Callable[[bytes], Any] = json.loads) -> Any:
         """What it answers; None: nothing, or an error."""
-        address = self.url.removeprefix("http://").rsplit(":", 1)[0].strip("[]")
-        connection = http.client.HTTPConnection(address, self.port, timeout=_SECONDS)
+        connection = http.client.HTTPConnection(self._host, self.port, timeout=_SECONDS)
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         try:
-            connection.request("GET", path, headers={"Authorization": f"Bearer {self._key}"} if self._key else {})
+            connection.request("GET", self._prefix + path, headers=headers)
             response = connection.getresponse()
-            return json.loads(response.read()) if response.status == 200 else None
+            return read(response.read()) if response.status == 200 else None
         except (OSError, http.client.HTTPException):  # it does not listen yet
             return None
         finally:
@@ -514,21 +539,31 @@ class Server:
             r"invalid argument|error while handling argument|unknown value|expected value|option '.*' not recog", said
         ):
             return OptionError(f"llama-server: {said}; `pypcd serve MODEL -- --help` lists its options")
+        if re.match(_ABORTED, said):
+            said = f"llama.cpp gave up, which a value of an option may have caused: {said}"
         return ModelError(f"llama-server cannot serve {path}: {explained(said) or 'its log is empty'}")
 
 
 def _said(lines: Iterable[str], which: int = 0) -> str:
     """The first error in a log, or the last one (-1), else its last line, without port, time, level and function."""
     told = [line for line in (re.sub(r"^\[ *\d+\] ", "", line) for line in lines) if line.strip()]
-    errors = [line for line in told if re.match(r"[\d.]+ E |error|terminate|.*GGML_ASSERT", line)]
+    errors = [line for line in told if re.match(rf"[\d.]+ E |error|terminate|{_ABORTED}", line)]
     said = (errors or told[-1:] or [""])[which]
     return re.sub(
         r"^([\d.]+ [A-Z] (\w{3,4} +)?\w+: +|error: )(failed to initialize router models: )?", "", said
     ).strip()
 
 
-_CTX_SIZE = ("ctx-size", "c", "LLAMA_ARG_CTX_SIZE")
-_UBATCH_SIZE = ("ubatch-size", "ub", "LLAMA_ARG_UBATCH")
+def _first_key(keys: str) -> str:
+    return keys.split(",")[0].strip()
+
+
+def _first_key_of(path: str) -> str:
+    """Of a file of keys; empty if it has none, or cannot be read, which llama-server says."""
+    with contextlib.suppress(OSError):
+        lines = pathlib.Path(path).read_text(encoding="utf-8", errors="replace").split("\n") if path else []
+        return next((line for line in lines if line and not line.startswith("#")), "")
+    return ""
 
 
 def _chosen(
@@ -537,31 +572,40 @@ def _chosen(
     """What is chosen here, as pypcd.Llama chooses it, unless the user did.
 
     Args:
-        given: his options, without dashes.
+        given: his options, as known() names them.
         n_models: how many are loaded at the same time.
         remote: devices of other machines.
+
+    Raises:
+        OptionError: a batch or the context would have no room for a token of each request.
     """
-    n_ctx = option_of(given, *_CTX_SIZE) or ""
+    least = max(parallel, 2)  # llama.cpp warms up with two
+    for name in ("batch-size", "ctx-size"):
+        size = given.get(name, "")
+        if size.isdecimal() and int(size) < least and not (name == "ctx-size" and int(size) == 0):
+            raise OptionError(
+                f"--{name} is {size}; allowed: at least {least}, with --parallel {parallel}, which gives each request a token"
+            )
+    n_ctx = given.get("ctx-size", "")
     on_gpu = bool(remote) or machine.has_gpu()
     options = {"n_gpu_layers": -1 if on_gpu else 0, "flash_attn": on_gpu}
     threads = threads_module.choose(threads_module.width_of(path, options))
     if not n_ctx.isdecimal() or not int(n_ctx):  # a wrong one is for llama-server to refuse
         n_ctx = str(machine.checked_n_ctx(path, options, parallel, n_models, remote))
     chosen = {
-        _CTX_SIZE: n_ctx,
+        "ctx-size": n_ctx,
         # after each batch it reports how far a prompt is read, and other answers get a token; a micro-batch is never larger
-        ("batch-size", "b", "LLAMA_ARG_BATCH"): "" if option_of(given, *_UBATCH_SIZE) else str(N_BATCH),
+        "batch-size": "" if "ubatch-size" in given else str(N_BATCH),
         # where all is taken, every request would be ended
-        ("kv-unified-per-slot", "LLAMA_ARG_KV_UNIFIED_PER_SLOT"): str(int(n_ctx) // parallel),
-        ("fit", "LLAMA_ARG_FIT"): "off",  # it does not count second keys
-        ("flash-attn", "fa", "LLAMA_ARG_FLASH_ATTN"): "on" if on_gpu else "off",
-        ("gpu-layers", "n-gpu-layers", "ngl", "LLAMA_ARG_N_GPU_LAYERS"): "all" if on_gpu else "",
-        ("threads", "t", "LLAMA_ARG_THREADS"): str(threads.decode),
-        ("threads-batch", "tb"): str(threads.batch),
-        # as the terminal: an answer about a text is the most probable one
-        ("temp", "temperature", "LLAMA_ARG_TEMPERATURE"): "0",
+        "kv-unified-per-slot": str(int(n_ctx) // parallel),
+        "fit": "off",  # it does not count second keys
+        "flash-attn": "on" if on_gpu else "off",
+        "gpu-layers": "all" if on_gpu else "",
+        "threads": str(threads.decode),
+        "threads-batch": str(threads.batch),
+        "temp": "0",  # as the terminal: an answer about a text is the most probable one
     }
-    return {names[0]: value for names, value in chosen.items() if value and option_of(given, *names) is None}
+    return {name: value for name, value in chosen.items() if value and name not in given}
 
 
 _PATH_VARIABLE = {"darwin": "DYLD_LIBRARY_PATH", "win32": "PATH"}.get(sys.platform, "LD_LIBRARY_PATH")
@@ -575,13 +619,13 @@ def _environment(program: pathlib.Path) -> dict[str, str]:
 
 
 def _rpc_environment() -> dict[str, str]:
-    """What lets llama-server find ggml's RPC backend, and end without a list of addresses.
+    """What lets llama-server find ggml's RPC backend.
 
     Raises:
         LibraryError: there is none.
     """
     library = engine.rpc_library()
-    return {"GGML_NO_BACKTRACE": "1", **({} if library is None else {"PYPCD_RPC": str(library)})}
+    return {} if library is None else {"PYPCD_RPC": str(library)}
 
 
 _TIE = """import ctypes, os, sys

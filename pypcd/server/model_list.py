@@ -20,7 +20,7 @@ from pypcd.errors import InputError, ModelError
 from pypcd.gguf import PART, parts, resolve_model
 from pypcd.settings.config import PCDConfig, PCDSetting, load
 
-__all__ = ["Served", "option_of", "read", "to_ini"]
+__all__ = ["Served", "check_name", "read", "to_ini"]
 
 _COMPANIONS = re.compile(r".*mmproj|mtp-|dspark-|dflash-")  # files beside a model, as llama.cpp names them
 
@@ -48,24 +48,38 @@ class Served(NamedTuple):
         return sum(part.stat().st_size for part in parts(self.path))
 
 
-def read(words: Sequence[str]) -> list[Served]:
+def read(words: Sequence[str], left_out: list[str] | None = None) -> list[Served]:
     """The models that are meant, each word with its setting behind "=", if it has one.
+
+    Args:
+        left_out: gets a sentence for each file of a folder that is none, and is left out.
 
     Raises:
         FileNotFoundError: there is no such file.
         ModelError: it is no model, or two have one name.
         ValueError: the file of models is wrong, or a setting.
     """
-    models = [model for word in words for model in _models(*_split(word))]
+    left_out = [] if left_out is None else left_out
+    found = [(word, _models(*_split(word), left_out)) for word in words]
     of_name: dict[str, Served] = {}
-    for model in models:
-        other = of_name.setdefault(model.name, model)
-        if other is not model:
-            raise ModelError(
-                f"two models are called {model.name!r}: {other.path} and {model.path}; "
-                "a file of models (models.ini) can give them other names"
-            )
-    return models
+    for word, models in sorted(found, key=lambda pair: _is_folder(_split(pair[0])[0])):  # what is named goes first
+        for model in list(models):
+            other = of_name.setdefault(model.name, model)
+            if other is model:
+                continue
+            if not _is_folder(_split(word)[0]):
+                raise ModelError(
+                    f"two models are called {model.name!r}: {other.path} and {model.path}; "
+                    "a file of models (models.ini) can give them other names"
+                )
+            models.remove(model)
+            if model.path != other.path:
+                left_out.append(f"{model.path} is left out: {other.path} is called {model.name!r} too")
+    return [model for _, models in found for model in models]
+
+
+def _is_folder(word: str) -> bool:
+    return word not in ("", "demo") and pathlib.Path(word).expanduser().is_dir()
 
 
 def _split(word: str) -> tuple[str, str | None]:
@@ -85,7 +99,7 @@ def _setting(text: str | None, where: str) -> PCDSetting | None:
     return setting
 
 
-def _models(word: str, setting: str | None) -> list[Served]:
+def _models(word: str, setting: str | None, left_out: list[str]) -> list[Served]:
     pcd = _setting(setting, word)
     path = pathlib.Path(word).expanduser()
     if word.lower().endswith(".ini"):
@@ -94,15 +108,33 @@ def _models(word: str, setting: str | None) -> list[Served]:
                 f"{word} has a setting behind it, {setting!r}; in a file of models each has its own, pcd = …"
             )
         return _from_ini(path)
-    if word and word != "demo" and path.is_dir():
-        files = [file for file in sorted(path.glob("*.gguf")) if _can_be_served(file)]
-        if not files:
+    if _is_folder(word):
+        models = []
+        for file in filter(_can_be_served, sorted(path.glob("*.gguf"))):
+            try:
+                models.append(Served(_name(file), resolve_model(file), pcd, at_start=False))
+            except (ModelError, OSError) as error:
+                left_out.append(f"a file of {word} is left out: {error}")
+        if not models:
+            why = f"; {left_out[-1]}" if left_out else ""
             raise ModelError(
-                f"{word} is a folder without a .gguf file; give one that has some, or the files themselves"
+                f"{word} is a folder without a .gguf file; give one that has some, or the files themselves{why}"
             )
-        return [Served(file.stem, resolve_model(file), pcd, at_start=False) for file in files]
+        return models
     name = "demo" if word == "demo" else path.stem
     return [Served(name, resolve_model(word), pcd)]
+
+
+def _name(file: pathlib.Path) -> str:
+    """By which a file among others is asked for.
+
+    Raises:
+        ModelError: it is no file, or nobody could ask for it.
+    """
+    if not file.is_file():  # a pipe would be waited for
+        raise ModelError(f"{file} is {'no file' if file.exists() else 'a link to nothing'}")
+    to_ini({file.stem: {"model": str(file)}})
+    return file.stem
 
 
 def _can_be_served(file: pathlib.Path) -> bool:
@@ -146,9 +178,16 @@ def _of_section(path: pathlib.Path, name: str, keys: dict[str, str]) -> Served:
     return Served(name, resolve_model(model[0]), pcd, keys, at_start)
 
 
-def option_of(options: Mapping[str, str], *names: str) -> str | None:
-    """The value of an option that has several names, without their dashes."""
-    return next((options[name] for name in names if name in options), None)
+def check_name(name: str) -> None:
+    """
+    Raises:
+        ModelError: llama-server would read the name as two.
+    """
+    if "," in name:
+        raise ModelError(
+            f"a model is called {name!r}; a name may not have a comma in it, which llama-server reads as two; rename the file, or "
+            "give it another name in a file of models (models.ini)"
+        )
 
 
 def to_ini(sections: Mapping[str, Mapping[str, str]]) -> str:
@@ -159,6 +198,7 @@ def to_ini(sections: Mapping[str, Mapping[str, str]]) -> str:
     """
     lines = []
     for name, options in sections.items():
+        check_name(name)
         if name == "*" or set(name) & set(":]\r\n"):
             raise ModelError(
                 f"a model is called {name!r}; where there are several, a name may not be * or have : or ] in it, since requests "

@@ -381,6 +381,48 @@ def test_a_folder_stands_for_the_models_in_it(tmp_path: Path, tiny: Tiny) -> Non
     assert models[2].size == 2 * models[0].size
 
 
+def test_of_a_folder_what_cannot_be_served_is_left_out_with_a_note(tmp_path: Path, tiny: Tiny) -> None:
+    whole, data = tmp_path / "whole.gguf", tiny("llama").read_bytes()
+    for name, content in {"whole": data, "empty": b"", "text": b"GGML?", "a,b": data, "c;d": data, "e:f": data}.items():
+        (tmp_path / f"{name}.gguf").write_bytes(content)
+    (tmp_path / "folder.gguf").mkdir()
+    (tmp_path / "link.gguf").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe.gguf")
+    left_out: list[str] = []
+    assert [model.path for model in model_list.read([str(tmp_path)], left_out)] == [str(whole)]
+    assert len(left_out) == 8 and all(tmp_path.name in said and "\n" not in said for said in left_out)
+    for word in (
+        "empty.gguf is empty",
+        "text.gguf is not a GGUF file",
+        "'a,b'",
+        "c;d",
+        "'e:f'",
+        "folder.gguf is no file",
+    ):
+        assert sum(word in said for said in left_out) == 1, word
+    assert any("link to nothing" in said for said in left_out) and any(
+        "pipe.gguf is no file" in said for said in left_out
+    )
+    whole.unlink()
+    with pytest.raises(pypcd.ModelError, match=r"without a \.gguf file; .* left out: "):
+        model_list.read([str(tmp_path)])
+    with pytest.raises(pypcd.ModelError, match="is empty"):  # it is asked for by its name
+        model_list.read(["demo", str(tmp_path / "empty.gguf")])
+
+
+def test_a_model_that_is_named_comes_before_one_of_a_folder(tmp_path: Path, tiny: Tiny) -> None:
+    for name in ("a/same", "b/same", "b/other"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(tiny("llama"), tmp_path / f"{name}.gguf")
+    folders, named, left_out = [str(tmp_path / name) for name in "ab"], f"{tmp_path}/b/same.gguf=unsure", list[str]()
+    models = model_list.read([*folders, named], left_out)
+    assert [(model.name, model.pcd, model.at_start) for model in models] == [
+        ("other", None, False),
+        ("same", "unsure", True),
+    ]
+    assert left_out == [f"{tmp_path}/a/same.gguf is left out: {tmp_path}/b/same.gguf is called 'same' too"]
+
+
 def test_the_file_of_models_in_the_docs_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = Path(__file__).parents[2] / "docs" / "serve.md"
     (text,) = re.findall(r"(?ms)^```ini\n(.*?)^```", page.read_text(encoding="utf-8"))
