@@ -11,6 +11,7 @@ import json
 import os
 import random
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ import pytest
 from serving import BASE, SMALL, ask, complete, is_greedy, ready, within
 
 import pypcd
-from pypcd.server import Server
+from pypcd.gguf import DEMO_MODEL
+from pypcd.server import Server, model_list
 
 pytest_plugins = ["serving"]  # fixtures
 
@@ -107,6 +109,44 @@ def test_every_answer_is_its_own_memory_is_flat_and_no_slot_stays_busy(llm: pypc
         ]
         for tokens in whole:  # one, where no rounding decided
             is_greedy(llm, prompt, SETTINGS[which], tokens, ends=False)
+
+
+@pytest.mark.parametrize("models", [["demo"], ["demo", "twin.gguf"]])
+def test_a_request_ends_with_its_client_though_others_are_answered(
+    models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone it always did: its thread looked for its client where nothing had come for a second, to anybody."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(DEMO_MODEL, "twin.gguf")
+    endless = {"model": "demo", "prompt": "a", "n_predict": -1, "ignore_eos": True, "temperature": 0}
+    with ready(model_list.read(models), parallel=2, options=[*SMALL, "--context-shift"]) as server:
+
+        def n_busy() -> int:
+            return sum(slot["is_processing"] for slot in ask(server, "/slots?model=demo")[1])
+
+        connections = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=120) for _ in "ab"]
+        for connection, stream in zip(connections, (True, False)):
+            body = json.dumps({**endless, "stream": stream})
+            connection.request("POST", "/completion", body, {"Content-Type": "application/json"})
+        other = connections[0].getresponse()
+        assert within(lambda: n_busy() == 2)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            done = False
+
+            def read() -> int:
+                n = 0
+                while not done:
+                    n += bool(other.readline().strip())
+                return n
+
+            parts = pool.submit(read)
+            connections[1].close()
+            left = within(lambda: n_busy() == 1, 15)
+            done = True
+            assert parts.result(SECONDS) > 100, "the other one goes on"
+        other.close()
+        connections[0].close()
+        assert left and within(lambda: n_busy() == 0)
 
 
 # -- mutated bodies ---------------------------------------------------------------------------------------------------
