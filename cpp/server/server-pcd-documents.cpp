@@ -18,6 +18,7 @@
 #include <future>
 #include <mutex>
 #include <stdexcept>
+#include <thread>
 
 using json = common_json;
 using reply_fn = std::function<json(const json & call)>;
@@ -28,6 +29,14 @@ static constexpr size_t N_MOST  = 2;  // workers that work; one more for a setti
 static std::mutex mutex_idle;
 static std::condition_variable one_is_idle;
 static size_t n_workers = 0; // those that wait for a slot are not counted
+
+static thread_local const std::function<bool()> * client_is_gone = nullptr; // of the request that this thread reads
+
+static void check_client(bool is_gone) {
+    if (is_gone) {
+        throw std::runtime_error("the client has gone");
+    }
+}
 
 //
 // workers
@@ -89,10 +98,20 @@ public:
         if (!process.create({ python, "-m", "pypcd.server.worker", std::to_string(SECONDS) }, options, {}, std::getenv("PYPCD_ROOT"))) {
             throw std::runtime_error(std::string("documents and settings cannot be read: ") + python + " did not start");
         }
+        errors = std::thread([this]() { // that are not read would keep it waiting once their pipe is full
+            char line[1 << 12];
+            while (fgets(line, sizeof(line), process.stderr_file())) {
+                is_late   = is_late || string_starts_with(line, "Timeout ("); // Python's faulthandler
+                last_word = line;
+            }
+        });
     }
 
     ~worker() {
         process.terminate();
+        if (errors.joinable()) {
+            errors.join();
+        }
         process.join();
     }
 
@@ -108,12 +127,12 @@ public:
             std::rethrow_exception(error);
         }
         if (is_broken) {
-            const std::string said = last_words();
-            if (string_starts_with(said, "Timeout (")) { // Python's faulthandler
+            errors.join();
+            if (is_late) {
                 throw std::invalid_argument(string_format("the documents took more than %d seconds to read; send them as texts", SECONDS));
             }
             throw ended_error("documents and settings cannot be read: " +
-                    (said.empty() ? "the program that reads them ended" : said.substr(said.rfind('\n') + 1)));
+                    (last_word.empty() ? "the program that reads them ended" : string_strip(last_word)));
         }
         if (res.contains("fault")) {
             throw std::runtime_error("documents and settings cannot be read: " + res.at("fault").get<std::string>());
@@ -130,6 +149,9 @@ public:
 private:
     common_subproc process;
     bool is_broken = false;
+    std::thread errors;
+    bool        is_late = false;
+    std::string last_word;
 
     // its last word on a request, null if it has ended; error: of a reply
     json talk(const json & request, const reply_fn & own, std::exception_ptr & error) {
@@ -162,15 +184,6 @@ private:
         }
         return line.empty() || line.back() != '\n' ? json(nullptr) : json::parse(line);
     }
-
-    std::string last_words() {
-        std::string said;
-        char buffer[1 << 12];
-        for (size_t n; (n = fread(buffer, 1, sizeof(buffer), process.stderr_file())) > 0; ) {
-            said.append(buffer, n);
-        }
-        return string_strip(said);
-    }
 };
 
 }
@@ -192,7 +205,9 @@ json server_pcd_ask_worker(const json & request, const reply_fn & own) {
     std::unique_ptr<worker> cur;
     {
         std::unique_lock<std::mutex> lock(mutex_idle);
-        one_is_idle.wait(lock, [&]() { return n_workers - idle.size() < N_MOST + request.contains("setting"); });
+        while (!one_is_idle.wait_for(lock, std::chrono::seconds(1), [&]() { return n_workers - idle.size() < N_MOST + request.contains("setting"); })) {
+            check_client(client_is_gone && (*client_is_gone)());
+        }
         if (idle.empty()) {
             ++n_workers;
         } else {
@@ -288,9 +303,7 @@ void server_pcd_documents_load(
     }
 }
 
-// of the request that this thread reads
-static thread_local const std::function<bool()> * client_is_gone = nullptr;
-static thread_local server_pcd_documents_ptr      documents_of_request;
+static thread_local server_pcd_documents_ptr documents_of_request; // that this thread reads
 
 void server_pcd_client(const std::function<bool()> & is_gone) {
     client_is_gone = &is_gone;
@@ -308,6 +321,9 @@ bool server_pcd_look::read(llama_context * ctx, llama_seq_id id, const std::vect
 
 // reads the attention of a question, in a slot as the chat's own
 static json look(const json & given, const json & body) {
+    if (!slots.params->kv_unified && slots.params->n_parallel > 1) {
+        return { { "refusal", "this server keeps the keys of each request apart; start it without --no-kv-unified" } };
+    }
     json params = { { "pcd", false }, { "n_predict", 0 } };
     if (body.contains("lora")) {
         params["lora"] = body.at("lora");
@@ -325,9 +341,7 @@ static json look(const json & given, const json & body) {
     task.params  = server_schema::eval_llama_cmpl_schema(server_pcd.vocab, *slots.params, {}, params);
     reader.post_task(std::move(task));
     const auto res = reader.next(*client_is_gone);
-    if (!res) {
-        throw std::runtime_error("the client has gone");
-    }
+    check_client(!res);
     const std::string refusal = res->is_error() ? json_value(res->to_json(), "message", std::string()) : look->refusal;
     return refusal.empty() ? json { { "pays", look->pays } } : json { { "refusal", refusal } };
 }

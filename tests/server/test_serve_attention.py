@@ -182,7 +182,11 @@ def test_what_was_read_goes_to_disk_and_comes_from_there(talking: pypcd.Llama, m
     ("heads", "options", "why"),
     [
         (None, [], r"pypcd probe {path} finds out which heads of this model look, too"),
-        (HEADS, ["--no-kv-unified"], "the attention of this model cannot be read in this context"),
+        (
+            HEADS,
+            ["--no-kv-unified"],
+            "this server keeps the keys of each request apart; start it without --no-kv-unified",
+        ),
         ({0: [99]}, [], "layer 0 of this model has 4 heads, so its head"),
         ({9: [0]}, [], "the attention of this model cannot be read in this context"),
     ],

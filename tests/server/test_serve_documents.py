@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import base64
 import concurrent.futures
+import http.client
 import io
+import json
 import os
 import random
 import signal
+import socket
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +20,7 @@ from typing import Any
 import pytest
 from conftest import F32, Tiny
 from documents import pdf
-from serving import PROMPTS, SMALL, ask, complete, last_timings, ready, with_workers
+from serving import PROMPTS, SECONDS, SMALL, ask, complete, last_timings, ready, with_workers, within
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
@@ -392,6 +395,50 @@ def test_what_takes_too_long_is_a_sentence(tmp_path: Path) -> None:
         said = rejected(server, documents=[{"name": "a", "text": "b"}], messages=[{"role": "user", "content": "c"}])
         assert said.startswith("the documents took more than 60 seconds"), said
         assert complete(server, "a", n_predict=1)["tokens"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell script")
+def test_one_that_writes_many_errors_goes_on(tmp_path: Path) -> None:
+    """Their pipe has room for some 64 KiB."""
+    code = "import sys\nfrom pypcd.server import worker\nprint('so it is\\n' * 10**5, file=sys.stderr)\n"
+    with with_workers(code + "worker.main()\n", tmp_path, parallel=1) as server:
+        assert ask(server, "/documents", {"filename": "a", "text": "b"})[1]["text"] == "b"
+    with with_workers(code + "sys.exit('that is all')\n", tmp_path, parallel=1) as server:
+        status, answer = ask(server, "/documents", {"filename": "a", "text": "b"})
+        assert status == 500 and answer["error"]["message"].endswith("cannot be read: that is all")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell script")
+def test_nothing_is_read_for_a_client_that_left_while_it_waited_for_its_turn(tmp_path: Path) -> None:
+    log, go = tmp_path / "log", tmp_path / "go"
+    code = f"""if True:
+        import pathlib, time
+        from pypcd.server import worker
+        own = worker._answer
+        def slow(request, model):
+            with open({str(log)!r}, "a") as file:
+                file.write(request["document"]["filename"])
+            while not pathlib.Path({str(go)!r}).exists():
+                time.sleep(0.01)
+            return own(request, model)
+        worker._answer = slow
+        worker.main()"""
+
+    def read(name: str) -> Any:
+        return ask(server, "/documents", {"filename": name, "text": "b"})[1]["name"]
+
+    with with_workers(code, tmp_path, parallel=1) as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        first = pool.map(read, "ab")
+        assert within(lambda: log.exists() and len(log.read_text()) == 2)
+        left = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
+        left.request("POST", "/documents", json.dumps({"filename": "left", "text": "b"}))
+        left.sock.shutdown(socket.SHUT_WR)  # the server sees no difference, and we hear of it
+        try:
+            assert left.getresponse().status == 500
+        finally:
+            go.touch()
+            left.close()
+        assert [*first, read("c")] == ["a", "b", "c"] and sorted(log.read_text()) == ["a", "b", "c"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is limited on Linux")
