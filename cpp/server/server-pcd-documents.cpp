@@ -10,7 +10,7 @@
 #include "server-schema.h"
 #include "subproc.h"
 
-#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
@@ -18,7 +18,6 @@
 #include <future>
 #include <mutex>
 #include <stdexcept>
-#include <thread>
 
 using json = common_json;
 using reply_fn = std::function<json(const json & call)>;
@@ -26,17 +25,13 @@ using reply_fn = std::function<json(const json & call)>;
 static constexpr int    SECONDS = 60; // that a request's documents may take, and each time that a slot has looked at them
 static constexpr size_t N_MOST  = 2;  // workers that work; one more for a setting, which would wait long behind documents
 
+static const char * const TIMEOUT = "Timeout ("; // how Python's faulthandler begins
+
 static std::mutex mutex_idle;
 static std::condition_variable one_is_idle;
 static size_t n_workers = 0; // those that wait for a slot are not counted
 
 static thread_local const std::function<bool()> * client_is_gone = nullptr; // of the request that this thread reads
-
-static void check_client(bool is_gone) {
-    if (is_gone) {
-        throw std::runtime_error("the client has gone");
-    }
-}
 
 //
 // workers
@@ -44,10 +39,8 @@ static void check_client(bool is_gone) {
 
 // a worker begins or ends, or begins or ends to wait for a slot
 static void count_workers(int n) {
-    {
-        std::lock_guard<std::mutex> lock(mutex_idle);
-        n_workers += n;
-    }
+    std::lock_guard<std::mutex> lock(mutex_idle);
+    n_workers += n;
     one_is_idle.notify_all();
 }
 
@@ -98,20 +91,18 @@ public:
         if (!process.create({ python, "-m", "pypcd.server.worker", std::to_string(SECONDS) }, options, {}, std::getenv("PYPCD_ROOT"))) {
             throw std::runtime_error(std::string("documents and settings cannot be read: ") + python + " did not start");
         }
-        errors = std::thread([this]() { // that are not read would keep it waiting once their pipe is full
-            char line[1 << 12];
-            while (fgets(line, sizeof(line), process.stderr_file())) {
-                is_late   = is_late || string_starts_with(line, "Timeout ("); // Python's faulthandler
-                last_word = line;
+        errors = std::async(std::launch::async, [this]() { // which keep it waiting if nobody reads them and their pipe is full
+            std::string said;
+            for (char line[1 << 12]; fgets(line, sizeof(line), process.stderr_file()); ) {
+                said = string_starts_with(said, TIMEOUT) ? said : line;
             }
+            return string_strip(said);
         });
     }
 
     ~worker() {
         process.terminate();
-        if (errors.joinable()) {
-            errors.join();
-        }
+        errors = {};
         process.join();
     }
 
@@ -127,12 +118,12 @@ public:
             std::rethrow_exception(error);
         }
         if (is_broken) {
-            errors.join();
-            if (is_late) {
+            const std::string said = errors.get();
+            if (string_starts_with(said, TIMEOUT)) {
                 throw std::invalid_argument(string_format("the documents took more than %d seconds to read; send them as texts", SECONDS));
             }
             throw ended_error("documents and settings cannot be read: " +
-                    (last_word.empty() ? "the program that reads them ended" : string_strip(last_word)));
+                    (said.empty() ? "the program that reads them ended" : said));
         }
         if (res.contains("fault")) {
             throw std::runtime_error("documents and settings cannot be read: " + res.at("fault").get<std::string>());
@@ -149,9 +140,7 @@ public:
 private:
     common_subproc process;
     bool is_broken = false;
-    std::thread errors;
-    bool        is_late = false;
-    std::string last_word;
+    std::future<std::string> errors; // the last one that it told
 
     // its last word on a request, null if it has ended; error: of a reply
     json talk(const json & request, const reply_fn & own, std::exception_ptr & error) {
@@ -190,23 +179,22 @@ private:
 
 static std::vector<std::unique_ptr<worker>> idle; // the last one has read documents last
 
-static std::atomic<int>     n_busy { 0 };
-static std::atomic<int64_t> t_busy { 0 };
+static int64_t t_busy = 0; // ms; when one was the last time
 
 int64_t server_pcd_last_busy() {
-    return n_busy > 0 ? ggml_time_ms() : t_busy.load();
+    std::lock_guard<std::mutex> lock(mutex_idle);
+    return n_workers > idle.size() ? ggml_time_ms() : t_busy;
 }
 
 json server_pcd_ask_worker(const json & request, const reply_fn & own) {
-    struct busy {
-        busy()  { ++n_busy; }
-        ~busy() { t_busy = ggml_time_ms(); --n_busy; }
-    } at_work;
     std::unique_ptr<worker> cur;
     {
         std::unique_lock<std::mutex> lock(mutex_idle);
-        while (!one_is_idle.wait_for(lock, std::chrono::seconds(1), [&]() { return n_workers - idle.size() < N_MOST + request.contains("setting"); })) {
-            check_client(client_is_gone && (*client_is_gone)());
+        const auto is_free = [&]() { return n_workers - idle.size() < N_MOST + request.contains("setting"); };
+        while (!one_is_idle.wait_for(lock, std::chrono::seconds(1), is_free)) {
+            if (client_is_gone && (*client_is_gone)()) {
+                throw std::runtime_error("the client has gone");
+            }
         }
         if (idle.empty()) {
             ++n_workers;
@@ -219,6 +207,7 @@ json server_pcd_ask_worker(const json & request, const reply_fn & own) {
         std::unique_ptr<worker> & cur;
         ~give_back() {
             std::lock_guard<std::mutex> lock(mutex_idle);
+            t_busy = ggml_time_ms();
             if (cur && cur->is_there() && n_workers <= N_MOST) {
                 idle.push_back(std::move(cur));
             } else {
@@ -341,7 +330,9 @@ static json look(const json & given, const json & body) {
     task.params  = server_schema::eval_llama_cmpl_schema(server_pcd.vocab, *slots.params, {}, params);
     reader.post_task(std::move(task));
     const auto res = reader.next(*client_is_gone);
-    check_client(!res);
+    if (!res) {
+        throw std::runtime_error("the client has gone");
+    }
     const std::string refusal = res->is_error() ? json_value(res->to_json(), "message", std::string()) : look->refusal;
     return refusal.empty() ? json { { "pays", look->pays } } : json { { "refusal", refusal } };
 }

@@ -194,10 +194,7 @@ static server_pcd_request request_of(const json & body, bool constrained, const 
 }
 
 static bool asks(const json & body) {
-    if (!body.contains("pcd")) {
-        return false;
-    }
-    const json & given = body.at("pcd");
+    const json given = body.contains("pcd") ? body.at("pcd") : json(nullptr);
     return !given.is_null() && given != json(false) && given != json("off");
 }
 

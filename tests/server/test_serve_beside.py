@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import BASE, PROMPTS, SMALL, ask, complete, is_greedy, ready, refused, within
+from serving import BASE, PROMPTS, SMALL, ask, complete, is_greedy, ready, refused, with_workers, within
 
 import pypcd
 from pypcd.server import Server
@@ -78,6 +79,22 @@ def test_it_sleeps_and_wakes_with_its_settings(llm: pypcd.Llama) -> None:
         first = complete(server, PROMPTS[0], pcd=STRONG)["tokens"]
         assert within(lambda: ask(server, "/props")[1]["is_sleeping"])
         assert complete(server, PROMPTS[0], pcd=STRONG)["tokens"] == first
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell script")
+def test_it_stays_awake_while_a_document_is_read(tmp_path: Path) -> None:
+    """What reads it asks the model for tokens, and a server that sleeps has none."""
+    code = """if True:
+        import time
+        from pypcd.server import worker
+        own = worker._answer
+        worker._answer = lambda request, model: time.sleep(3) or own(request, model)
+        worker.main()"""
+    with with_workers(code, tmp_path, parallel=1, options=[*SMALL, "--sleep-idle-seconds", "1"]) as server:
+        for _ in range(2):  # it has slept before the second one
+            status, answer = ask(server, "/documents", {"filename": "a", "text": "b"})
+            assert status == 200 and answer["n_tokens"] > 0, answer
+            assert within(lambda: ask(server, "/props")[1]["is_sleeping"])
 
 
 def test_a_full_context_ends_its_own_answer_alone(llm: pypcd.Llama) -> None:
