@@ -211,7 +211,7 @@ def lay(llm: Any, turns: Sequence[Turn], *, chat: bool, answer_prefix: str = "")
     What stands in a message is text: a control token's letters in it, such as <|im_end|>, are letters.
 
     Args:
-        chat: through the model's chat template, which may leave a system message out; else one behind the other.
+        chat: through the model's chat template, which may leave later system messages out; else one behind the other.
 
     Raises:
         PCDError: with chat, the model has no template, or it is broken, or does not take these messages.
@@ -317,6 +317,7 @@ def _rendered(llm: Any, turns: Sequence[Turn]) -> tuple[list[Piece], bool, list[
     }
     render, problem = llm.render if isinstance(llm, Elsewhere) else chat_formatter(llm), ""
     cause: Exception | None = None
+    made: Any = None
     # some templates take parts alone
     for wrapped in (lambda text: text, lambda text: [{"type": "text", "text": text}]):
         messages = [
@@ -332,12 +333,19 @@ def _rendered(llm: Any, turns: Sequence[Turn]) -> tuple[list[Piece], bool, list[
             break
         problem = problem or "leaves a message of the user's out, or writes one twice; use it without chat"
     else:
+        made = None
+    if turns[0][0] == "system" and turns[1:] and not (made and marks[0] in made.prompt):
+        (_, system), (role, message), *others = (
+            turns  # it has no place for the first one: llama.cpp puts that into the next
+        )
+        return _rendered(llm, [(role, (*system, Piece("\n"), *message)), *others])
+    if made is None:
         raise PCDError(f"the model's chat template {problem}") from cause
     parts, rest = list[Piece](), made.prompt
     for i, mark in sorted(marks.items(), key=lambda pair: made.prompt.find(pair[1])):
         before, found, behind = rest.partition(mark)
         if not found:
-            continue  # a system message that the template has no place for
+            continue  # a later system message that the template has no place for
         is_kept = before.endswith(_EDGE) and behind.startswith(_EDGE)
         parts.append(Piece(before.removesuffix(_EDGE)))
         parts += [piece._replace(kind=piece.kind or "text") for piece in _message(turns[i], stripped=not is_kept)]

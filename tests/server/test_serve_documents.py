@@ -201,8 +201,19 @@ TALKS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*TALKS, "control tokens"])
-@pytest.mark.parametrize("template", [TEMPLATE, TEMPLATE.replace("m['content']", "m['content'] | trim")])
+REFUSES = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TEMPLATE
+LEAVES_OUT = TEMPLATE.replace("in messages", "in messages if m['role'] != 'system'")
+SYSTEM = ("a system message", "control tokens")
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        *((TEMPLATE, name) for name in [*TALKS, "control tokens"]),
+        *((TEMPLATE.replace("m['content']", "m['content'] | trim"), name) for name in [*TALKS, "control tokens"]),
+        *((template, name) for template in (REFUSES, LEAVES_OUT) for name in SYSTEM),
+    ],
+)
 def test_the_prompt_is_pythons_token_for_token(tiny: Tiny, name: str, template: str) -> None:
     path = str(tiny("llama", seed=3, chat_template=template, n_ctx_train=8192))
     with pypcd.Llama(path, pcd=False, n_ctx=4096, n_gpu_layers=0) as llm, ready(path, parallel=1) as server:
@@ -237,6 +248,13 @@ def test_the_prompt_is_pythons_token_for_token(tiny: Tiny, name: str, template: 
             assert name != "control tokens" or wanted.count(llm.token_eos()) == 0
             n = ask(server, "/v1/chat/completions/input_tokens", body)[1]["input_tokens"]
             assert n == len(wanted)
+        if name == "a system message":  # without documents the prompt is llama.cpp's own, and a text
+            plain = [{"role": one["role"], "content": one["content"].strip()} for one in talk]
+            prompt = ask(server, "/apply-template", {"messages": plain})[1]["prompt"]
+            wanted = ask(server, "/tokenize", {"content": prompt, "add_special": True, "parse_special": True})[1][
+                "tokens"
+            ]
+            assert lay(llm, asking.prompt_of(plain).turns, chat=True).tokens == wanted
 
 
 def test_no_document_has_a_mark_of_the_templates(tiny: Tiny) -> None:
