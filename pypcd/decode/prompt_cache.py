@@ -211,7 +211,7 @@ class PromptCache:
                 "the prompt is not kept in %s, and will be read again next time: %s", self.folder, error
             )
             return False
-        self._prune()
+        self._prune(path)
         return True
 
     def rate(self, llm: Llama) -> float | None:
@@ -231,10 +231,11 @@ class PromptCache:
         self._sweep(0.0)
         return n_bytes
 
-    def _prune(self) -> None:
-        """Keep to the limit, and remove what a process has left that ended while it wrote."""
+    def _prune(self, newest: pathlib.Path) -> None:
+        """Keep to the limit, and remove what a process has left that ended while it wrote. The newest one stays, whatever the clock said when
+        others were used."""
         left = self.limit
-        for entry in self.entries():
+        for entry in sorted(self.entries(), key=lambda entry: entry.path != newest):
             left -= entry.n_bytes
             if left < 0:
                 with contextlib.suppress(OSError):  # on Windows another process may read it

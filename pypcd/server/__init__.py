@@ -628,10 +628,15 @@ def _rpc_environment() -> dict[str, str]:
     return {} if library is None else {"PYPCD_RPC": str(library)}
 
 
-_TIE = """import ctypes, os, sys
+# The stack of a thread that reads a text: std::regex, by which many models' tokenizers split it, calls itself for each letter of a word.
+_STACK = 512 << 20
+_TIE = """import ctypes, os, resource, sys
+_, most = resource.getrlimit(resource.RLIMIT_STACK)
+wanted = int(sys.argv[2]) if most == resource.RLIM_INFINITY else min(int(sys.argv[2]), most)
+resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))
 ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: SIGTERM would wait for the streams that clients read
 if os.getppid() == int(sys.argv[1]):  # else it has ended already
-    os.execv(sys.argv[2], sys.argv[2:])"""
+    os.execv(sys.argv[3], sys.argv[3:])"""
 
 
 def _tied(command: Sequence[str]) -> list[str]:
@@ -639,4 +644,4 @@ def _tied(command: Sequence[str]) -> list[str]:
     fork and exec, where other threads' locks may be held, nothing of ours runs."""
     if sys.platform != "linux" or not sys.executable:
         return list(command)
-    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *command]
+    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), str(_STACK), *command]

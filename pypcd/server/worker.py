@@ -24,6 +24,7 @@ import logging
 import os
 import pathlib
 import sys
+import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -248,6 +249,7 @@ def _limit_memory() -> None:
 def main() -> None:
     lines, out, errors = sys.stdin.buffer, os.fdopen(os.dup(1), "wb"), os.dup(2)
     seconds = float(sys.argv[1])
+    threading.stack_size(1 << 20)  # llama-server's are large, and would count as memory that is taken
     for stream in (1, 2):  # what libraries write is no answer, and nobody reads it
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     bm25.load()  # before memory is limited: it loads what it finds

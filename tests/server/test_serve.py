@@ -6,6 +6,7 @@ import dataclasses
 import http.client
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -316,6 +317,17 @@ def test_what_is_not_deep_is_let_through(server: Server, text: str, brackets: st
 def test_500_levels_are_let_through_and_501_are_not(server: Server) -> None:
     for depth, expected in ((499, 200), (500, 400)):  # beside the body's own
         assert ask(server, "/tokenize", f'{{"content": "a", "x": {nested(depth)}}}'.encode())[0] == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread's stack is as large as the system says")
+def test_a_long_word_ends_no_server(tiny: Tiny) -> None:
+    """llama.cpp splits a text by std::regex, which calls itself for each letter; two of a letter are a token of this vocabulary."""
+    with ready(tiny("llama", pre="tekken"), parallel=1) as words:
+        tokens = ask(words, "/tokenize", {"content": "a" * 200_000})[1]["tokens"]
+        assert len(tokens) == 100_000 and len(set(tokens)) == 1
+        body = {"messages": MESSAGES, "documents": [{"name": "a", "text": "!" * 70_000}]}
+        assert ask(words, "/v1/chat/completions", body)[0] == 400, "it does not fit"
+        assert ask(words, "/health")[0] == 200
 
 
 def test_a_wrong_suffix_names_the_field_model_and_a_refused_stream_is_a_plain_400(server: Server) -> None:

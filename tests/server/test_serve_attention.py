@@ -178,6 +178,27 @@ def test_what_was_read_goes_to_disk_and_comes_from_there(talking: pypcd.Llama, m
     assert counts[0] > 600 and counts[1] < 0.3 * counts[0]
 
 
+@pytest.mark.parametrize(("arch", "heads"), [("gemma3", {2: [0, 1]}), ("lfm2", {0: [0, 1]})])
+def test_passages_of_what_comes_from_disk_are_those_of_what_was_read(
+    tiny: Tiny, arch: str, heads: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers with a window have the end of the text alone then, and their cells are others."""
+    monkeypatch.setenv("PYPCD_CACHE_GIB", "1")
+    path, found, counts = path_of(tiny, arch), list[Any](), list[float]()
+    with opened(path, heads):
+        for _ in range(2):
+            with ready(path, parallel=2) as server:
+                timings = [chat(server, with_file(notes(9, 60), question))["timings"] for question in QUESTIONS]
+                found.append([one["passages"] for one in timings])
+                counts.append(n_read(server))
+    assert counts[1] < counts[0] - 600 and any(
+        one["finder"] == "attention" for passages in found[0] for one in passages
+    )
+    for first, again in zip(*found):
+        scores = [[one.pop("score") for one in passages] for passages in (first, again)]
+        assert first == again != [] and scores[0] == pytest.approx(scores[1], rel=5e-3, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("heads", "options", "why"),
     [

@@ -96,6 +96,7 @@ def write_tiny_gguf(
     tied: bool | None = None,  # None: the architecture's usual value
     chat_template: str | None = None,
     defined: Sequence[str] = (),
+    pre: str | None = None,  # a BPE tokenizer that splits texts as llama.cpp does for this name
 ) -> Path:
     """Write a random model to `path`; equal arguments give equal bytes. head_dim = n_embd / n_head."""
     spec = {**ARCHS, **ODD_ARCHS}[arch]
@@ -182,7 +183,12 @@ def write_tiny_gguf(
     elif linear_scale:
         kv.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         kv.add_rope_scaling_factor(linear_scale)
-    _add_tokenizer(kv, n_vocab, chat_template, defined)
+    if pre is None:
+        _add_tokenizer(kv, n_vocab, defined)
+    else:
+        _add_bpe(kv, n_vocab, pre)
+    if chat_template is not None:
+        kv.add_chat_template(chat_template)
 
     # gemma multiplies its embeddings by sqrt(n_embd)
     embeddings = w.normal(n_vocab, n_embd, 1 / math.sqrt(n_embd) if spec.tied else 1.0)
@@ -339,7 +345,7 @@ def _pieces() -> Iterator[str]:
     yield from (a + b for a, b in itertools.product(syllables, syllables))
 
 
-def _add_tokenizer(kv: gguf.GGUFWriter, n_vocab: int, chat_template: str | None, defined: Sequence[str]) -> None:
+def _add_tokenizer(kv: gguf.GGUFWriter, n_vocab: int, defined: Sequence[str]) -> None:
     """SentencePiece ('llama'): <unk> <s> </s>, the 256 bytes, then pieces, the last of which are `defined`, read wherever they stand."""
     if n_vocab < 300:
         raise ValueError(f"n_vocab must be at least 300 (3 special tokens, 256 bytes, letters), not {n_vocab}")
@@ -356,5 +362,19 @@ def _add_tokenizer(kv: gguf.GGUFWriter, n_vocab: int, chat_template: str | None,
     kv.add_unk_token_id(0)
     kv.add_add_bos_token(True)
     kv.add_add_eos_token(False)
-    if chat_template is not None:
-        kv.add_chat_template(chat_template)
+
+
+def _add_bpe(kv: gguf.GGUFWriter, n_vocab: int, pre: str) -> None:
+    """GPT-2's kind: <s> </s>, the 256 bytes as letters, then two of a letter. So a text's tokens show where it was split."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # the others have letters behind these
+    letters = [*map(chr, shown), *(chr(256 + i) for i in range(256 - len(shown)))]
+    pairs = [(letter, letter) for letter in letters[: n_vocab - 258]]
+    kind = gguf.TokenType
+    kv.add_tokenizer_model("gpt2")
+    kv.add_tokenizer_pre(pre)
+    kv.add_token_list(["<s>", "</s>", *letters, *map("".join, pairs)])
+    kv.add_token_types([kind.CONTROL] * 2 + [kind.NORMAL] * (n_vocab - 2))
+    kv.add_token_merges([" ".join(pair) for pair in pairs])
+    kv.add_bos_token_id(0)
+    kv.add_eos_token_id(1)
+    kv.add_add_bos_token(True)
