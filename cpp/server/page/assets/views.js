@@ -245,6 +245,6 @@ function reading({progress}) {
   if (!progress) return html`<progress aria-label="Reading"></progress> begins`;
   const {total, cache, processed, time_ms} = progress;
   const left = time_ms / 1000 * (total - processed) / (processed - cache);
-  return html`<progress aria-label="Reading" max=${total} value=${processed > cache ? processed : nothing}></progress>
+  return html`<progress aria-label="Reading" max=${total - cache} value=${processed > cache ? processed - cache : nothing}></progress>
     reading ${tokensIn(total)}${left > 0 && left < Infinity ? `, about ${Math.ceil(left)} s left` : ""}`;
 }
