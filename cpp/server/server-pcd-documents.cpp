@@ -287,9 +287,8 @@ void server_pcd_documents_load(
             model["metadata"][key] = value;
         }
     }
-    if (const char * text = llama_model_chat_template(llama_get_model(ctx), nullptr)) {
-        model["metadata"]["tokenizer.chat_template"] = text;
-    }
+    const char * own = llama_model_chat_template(llama_get_model(ctx), nullptr);
+    model["metadata"]["tokenizer.chat_template"] = !params.chat_template.empty() ? params.chat_template : own ? own : "";
 }
 
 static thread_local server_pcd_documents_ptr documents_of_request; // that this thread reads

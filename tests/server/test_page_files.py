@@ -89,7 +89,12 @@ def test_progress_of_reading(chat: Chat, script: Script) -> None:
     bar = chat.named("progressbar", "Reading")
 
     def reports(stream: Script.Stream, total: int, done: int = 0, cached: int = 0) -> Script.Stream:
-        report = {"total": total, "cache": cached, "processed": done, "time_ms": 20 * (done - cached)}  # 50 tokens per second
+        report = {
+            "total": total,
+            "cache": cached,
+            "processed": done,
+            "time_ms": 20 * (done - cached),
+        }  # 50 tokens per second
         return stream.say({"content": "", "tokens": [], "stop": False, "prompt_progress": report})
 
     stream = reports(chat.begin(), 200_000)
@@ -101,7 +106,9 @@ def test_progress_of_reading(chat: Chat, script: Script) -> None:
         assert bar.evaluate("bar => bar.position") == done / 200_000
     reports(stream, 200_000, 199_000, cached=198_000)
     expect(chat.answers).to_contain_text("about 20 s left")
-    assert bar.evaluate("bar => bar.position") == 0.5  # of what is not in memory: a document's text is, once passages were found
+    assert (
+        bar.evaluate("bar => bar.position") == 0.5
+    )  # of what is not in memory: a document's text is, once passages were found
     stream.say("x").end()
     chat.finished()
     expect(bar).to_have_count(0)

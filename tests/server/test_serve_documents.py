@@ -257,6 +257,22 @@ def test_the_prompt_is_pythons_token_for_token(tiny: Tiny, name: str, template: 
             assert lay(llm, asking.prompt_of(plain).turns, chat=True).tokens == wanted
 
 
+@pytest.mark.parametrize("templates", [(TEMPLATE, CHAT_TEMPLATE), (CHAT_TEMPLATE, TEMPLATE)])
+def test_a_template_of_the_command_line_is_followed(tiny: Tiny, templates: tuple[str, str]) -> None:
+    """One of the two begins with the beginning of text."""
+    path = str(tiny("llama", seed=3, chat_template=templates[0], n_ctx_train=8192))
+    options = [*SMALL, "--chat-template", templates[1]]
+    with (
+        pypcd.Llama(path, pcd=False, n_ctx=2048, n_gpu_layers=0) as llm,
+        ready(path, parallel=1, options=options) as server,
+    ):
+        llm.metadata["tokenizer.chat_template"] = templates[1]
+        prompt = ask(server, "/apply-template", {"messages": with_file(notes(3), "k3?"), "replay": False})[1]["prompt"]
+        messages = [{"role": "user", "content": "k3?", "documents": [Document.of("notes.txt", notes(3))]}]
+        assert prompt == lay(llm, asking.prompt_of(messages).turns, chat=True).tokens
+        assert prompt.count(llm.token_bos()) == templates[1].count("bos_token")
+
+
 def test_no_document_has_a_mark_of_the_templates(tiny: Tiny) -> None:
     """That is no control token, but read wherever its letters stand."""
     template = "{% for m in messages %}<|you|>{{ m['content'] }}{% endfor %}<|me|>{% if false %}<|tool|>{% endif %}"
