@@ -629,11 +629,14 @@ def _rpc_environment() -> dict[str, str]:
 
 
 # The stack of a thread that reads a text: std::regex, by which many models' tokenizers split it, calls itself for each letter of a word.
+# It takes memory when it is used, unless addresses count.
 _STACK = 512 << 20
 _TIE = """import ctypes, os, resource, sys
 _, most = resource.getrlimit(resource.RLIMIT_STACK)
-wanted = int(sys.argv[2]) if most == resource.RLIM_INFINITY else min(int(sys.argv[2]), most)
-resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))
+counts = open("/proc/sys/vm/overcommit_memory").read(1) == "2" or resource.getrlimit(resource.RLIMIT_AS)[0] >= 0
+if not counts:
+    wanted = int(sys.argv[2]) if most < 0 else min(int(sys.argv[2]), most)
+    resource.setrlimit(resource.RLIMIT_STACK, (wanted, most))
 ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: SIGTERM would wait for the streams that clients read
 if os.getppid() == int(sys.argv[1]):  # else it has ended already
     os.execv(sys.argv[3], sys.argv[3:])"""
