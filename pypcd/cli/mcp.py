@@ -137,7 +137,7 @@ def _paths(name: str, folders: Sequence[pathlib.Path]) -> list[pathlib.Path]:
         raise InputError(
             f"{name!r} is outside of the folders that may be read; allowed: files below {_listed(folders)}"
         )
-    files = [path for path in inside if path.is_file()][:1]
-    if found := files or [path for path in inside if path.is_dir()]:
+    files = [path for path in inside if os.path.isfile(path)][:1]  # which takes names of any length
+    if found := files or [path for path in inside if os.path.isdir(path)]:
         return found
     raise InputError(f"there is no document {name!r}; allowed: files below {_listed(folders)}")
