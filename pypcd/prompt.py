@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from pypcd.engine import is_defined, token_bytes, token_text  # first: it reports a wrong or missing library
 
 # isort: split
-import jinja2
 import numpy as np
 from llama_cpp import llama_chat_format
 
 from pypcd.errors import PCDError
+from pypcd.llama import templates
 
 __all__ = [
     "AnyPrompt",
@@ -264,7 +264,7 @@ def prompt_tokens(llm: Any, prompt: Prompt, *, chat: bool = False) -> list[int]:
 
 
 def has_template(llm: Any) -> bool:
-    return "tokenizer.chat_template" in llm.metadata
+    return templates.KEY in llm.metadata
 
 
 def chat_formatter(llm: Any) -> Any:
@@ -275,12 +275,7 @@ def chat_formatter(llm: Any) -> Any:
     if not has_template(llm):
         raise PCDError("this model has no chat template; use it without chat")
     bos, eos = (token_text(llm, t) for t in (llm.token_bos(), llm.token_eos()))
-    try:
-        return llama_chat_format.Jinja2ChatFormatter(
-            llm.metadata["tokenizer.chat_template"], eos_token=eos, bos_token=bos
-        )
-    except jinja2.TemplateError as error:
-        raise PCDError(f"the model's chat template is broken: {error}") from error
+    return templates.formatter(llm.metadata[templates.KEY], bos=bos, eos=eos)
 
 
 def _text(turn: Turn) -> str:
@@ -326,7 +321,9 @@ def _rendered(llm: Any, turns: Sequence[Turn]) -> tuple[list[Piece], bool, list[
         ]
         try:
             made = render(messages=messages)
-        except (jinja2.TemplateError, ValueError, TypeError) as error:
+        except PCDError:
+            raise  # of another process
+        except Exception as error:  # noqa: BLE001  any: a template is a program
             problem, cause = problem or f"rejects these messages: {error}", cause or error
             continue
         if all(made.prompt.count(mark) in (0, 1)[turns[i][0] == "user" :] for i, mark in marks.items()):
@@ -386,7 +383,7 @@ def _tokens(llm: Any, parts: Sequence[Piece], add_bos: bool) -> tuple[list[int],
 def _cuts(llm: Any, parts: Sequence[Piece], text: bytes) -> list[int]:
     """Where a text is read in two, so that a message opens no role's turn: behind the first letter of each of the template's marks in it."""
     if llm not in _MARKS:  # with other roles'
-        _MARKS[llm] = _marks(llm, llm.metadata.get("tokenizer.chat_template", ""))
+        _MARKS[llm] = _marks(llm, llm.metadata.get(templates.KEY, ""))
     marks = _MARKS[llm].union(*(_marks(llm, part.text) for part in parts if part.text and not part.kind))
     borders, cuts = [0, *itertools.accumulate(len(part.text.encode()) for part in parts)], list[int]()
     any_mark = b"|".join(map(re.escape, sorted(marks, key=len, reverse=True)))

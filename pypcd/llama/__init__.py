@@ -19,7 +19,7 @@ from typing_extensions import Self
 from pypcd.engine import PCDAnswer, PCDLogits, PCDStats
 from pypcd.errors import ArgumentError, InputError, ModelError, PCDError, UnsupportedError, rename
 from pypcd.gguf import explained, resolve_model
-from pypcd.llama import arguments, lock, machine, saved_state, threads
+from pypcd.llama import arguments, lock, machine, saved_state, templates, threads
 from pypcd.settings.config import PCDConfig, PCDSetting, Profile, load
 from pypcd.settings.ranges import Integer
 from pypcd.settings.remote import Servers, parse_servers
@@ -172,6 +172,7 @@ class Llama(llama_cpp.Llama):
                 raise
             except (ValueError, RuntimeError) as error:
                 raise ModelError(f"cannot load {path}: {explained(lib.last_errors() or str(error))}") from error
+            self._restore_templates(opening)
             lib.guard_handles(self, lib.open_stock(self, self._n_seq_max) if self._engine == "stock" else None)
             # a draft model turns it on, though `scores` has rows for n_batch tokens alone then
             self._logits_all = bool(opening.get("logits_all"))
@@ -219,6 +220,25 @@ class Llama(llama_cpp.Llama):
         if self._engine == "stock":
             params.cb_eval = lib.eval_callback(self)
         self._context_params = params
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        return self._metadata
+
+    @metadata.setter
+    def metadata(self, found: dict[str, str]) -> None:
+        # llama_cpp.Llama compiles all chat templates of a model, and ends at one that is broken
+        self._broken = {key: (found[key], error) for key, error in templates.broken(found).items()}
+        self._metadata = {key: text for key, text in found.items() if key not in self._broken}
+
+    def _restore_templates(self, opening: Mapping[str, Any]) -> None:
+        """Those that are broken, whose use is an error: llama_cpp.Llama would write a chat in another model's format."""
+        for key, (text, error) in self._broken.items():
+            self._metadata[key] = text
+            name = "chat_template.default" if key == templates.KEY else key.partition(".")[2]
+            self._chat_handlers[name] = templates.refusing(error)
+            if key == templates.KEY and not opening.get("chat_format") and not opening.get("chat_handler"):
+                self.chat_format = name
 
     # -- the setting -----------------------------------------------------------------------------------------------
 

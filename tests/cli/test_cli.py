@@ -803,6 +803,16 @@ def test_an_answer_that_ends_at_once_says_so(model, run_here, monkeypatch):
     assert (status, out) == (0, "\n") and "the model ended at once | context" in err and "tok/s" not in err
 
 
+def test_what_needs_no_chat_template_runs_with_a_broken_one(tmp_path, run_here):
+    path = write_tiny_gguf(tmp_path / "broken.gguf", chat_template="{% for m in messages %}{{ m.content }")
+    for command in (("generate", path, "-p=hi"), ("answer", path, "-p=hi", "--no-chat", "--method=greedy")):
+        assert run_here(*command, "--threads=1", "--max-tokens=2")[0] == 0
+    assert run_here("info", path, "--no-test")[0] == 0
+    for command in ("answer", "chat"):
+        status, _, err = run_here(command, path, "-p=hi", "--threads=1")
+        assert status == 1 and err.startswith("pypcd: the model's chat template is broken: ") and err.count("\n") == 1
+
+
 def test_layers_for_a_gpu_that_is_not_there_are_said(run_here, monkeypatch):
     for has_gpu, layers, is_said in ((False, "99", True), (False, "0", False), (True, "99", False)):
         monkeypatch.setattr("pypcd.llama.machine.has_gpu", lambda *_, has_gpu=has_gpu: has_gpu)

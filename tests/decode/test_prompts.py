@@ -78,6 +78,7 @@ def test_of_a_text_that_the_tokenizer_changes_nobody_can_tell(
         ("m.content", "U\n AB Q? Z"),
         ("m.content | trim", "UAB Q?Z"),  # as the template does it
         ("m.content[0].text", "U\n AB Q? Z"),  # which takes lists of parts alone
+        ("m.content | map(attribute='text') | join", "U\n AB Q? Z"),  # and finds nothing in a text, without an error
     ],
 )
 def test_templates_get_the_message_and_may_strip_it(content: str, text: str, tiny: Tiny, load: Load) -> None:

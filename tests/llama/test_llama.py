@@ -345,6 +345,32 @@ def test_a_decoder_that_waits_for_an_encoder_is_refused(tiny: Tiny, load: Load) 
             attempt()
 
 
+@pytest.mark.parametrize(
+    "template", ["{% for m in messages %}{{ m.content }", "{{ messages | no_such_filter }}", "{{" + "(" * 2000]
+)
+def test_a_broken_chat_template_ends_chats_alone(template: str, tiny: Tiny, load: Load) -> None:
+    whole, broken = (load(tiny("llama", chat_template=text), False) for text in (CHAT_TEMPLATE, template))
+    assert broken.metadata["tokenizer.chat_template"] == template
+    asked: Any = {"max_tokens": 8, "temperature": 0.0}
+    assert broken("ab", **asked)["choices"] == whole("ab", **asked)["choices"]
+    messages: Any = [{"role": "user", "content": "ab"}]
+    for ask in (lambda: broken.create_chat_completion(messages, **asked), lambda: broken.ask(question="ab")):
+        with pytest.raises(pypcd.PCDError, match="the model's chat template is broken: .*; without a template"):
+            ask()
+    named: Any = {"chat_format": "chatml"}
+    given = (load(tiny("llama", chat_template=text), False, **named) for text in (CHAT_TEMPLATE, template))
+    answers = [llm.create_chat_completion(messages, **asked)["choices"] for llm in given]
+    assert answers[0] == answers[1]
+
+
+def test_a_broken_template_beside_the_chats_own_harms_nothing(tiny: Tiny, load: Load) -> None:
+    named: Any = [{"name": "default", "template": CHAT_TEMPLATE}, {"name": "tools", "template": "{{ x"}]
+    messages: Any = [{"role": "user", "content": "ab"}]
+    llms = [load(tiny("llama", chat_template=one), False) for one in (CHAT_TEMPLATE, named)]
+    answers = [llm.create_chat_completion(messages, max_tokens=8, temperature=0.0)["choices"] for llm in llms]
+    assert answers[0] == answers[1]
+
+
 def test_repr_says_what_it_is(tmp_path):
     llm = pypcd.Llama("demo", n_ctx=256, pcd="beta=1.5")
     assert re.fullmatch(r"<pypcd.Llama .+demo.gguf, n_ctx=256, pcd=beta=1.5>", repr(llm))
