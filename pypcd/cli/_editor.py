@@ -14,6 +14,8 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
 
@@ -21,7 +23,7 @@ from pypcd import files
 from pypcd.cli import _terminal
 from pypcd.cli._text import sentence
 
-__all__ = ["editor"]
+__all__ = ["editor", "is_stopped"]
 
 _LONGEST_KEPT = 10_000  # characters; a longer message, such as a pasted page, is forgotten when the program ends
 
@@ -36,6 +38,14 @@ def editor(commands: Sequence[str]) -> PromptSession[str]:
         complete_style=CompleteStyle.READLINE_LIKE,
         reserve_space_for_menu=0,
     )
+
+
+def is_stopped(session: PromptSession[str]) -> bool:
+    """Whether Ctrl-C came so soon after Enter that the terminal took it for a key, which would wait for the next line."""
+    keys = [*get_typeahead(session.input), *session.input.read_keys()]
+    others = [press for press in keys if press.key != Keys.ControlC]
+    store_typeahead(session.input, others)
+    return len(others) < len(keys)
 
 
 class _Completer(Completer):

@@ -19,10 +19,13 @@ class Lines:
 
     Args:
         commands: what a line that begins with "/" can be completed to.
+
+    Attributes:
+        stopped: whether Ctrl-C has come since the last line ended.
     """
 
     def __init__(self, commands: Sequence[str] = ()) -> None:
-        self.typed = sys.stdin.isatty()
+        self.typed, self.stopped = sys.stdin.isatty(), False
         self._commands = commands
         self._editor: PromptSession[str] | None = None
 
@@ -52,9 +55,10 @@ class Lines:
         return line.rstrip("\r\n") if line else None
 
     def _edited(self, prompt: str) -> str:
-        if self._editor is None:
-            from pypcd.cli._editor import editor  # slow to import, and of no use to a pipe
+        from pypcd.cli import _editor  # slow to import, and of no use to a pipe
 
-            self._editor = editor(self._commands)
+        if self._editor is None:
+            self._editor = _editor.editor(self._commands)
         text = self._editor.prompt(prompt).strip("\n")  # several lines if they were pasted together
+        self.stopped = _editor.is_stopped(self._editor)
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # keys need not be UTF-8

@@ -166,7 +166,7 @@ def test_the_prompt_says_what_is_in_force_and_on_means_the_recommended_preset(ch
 def test_ctrl_c_keeps_what_has_come_with_the_word_it_stopped_in(chat: Chat, tmp_path: Path) -> None:
     with chat("--max-tokens=0", columns=40) as terminal:
         terminal.send("hello\r")
-        terminal.wait(lambda t: len(t.text().partition("hello")[2].split()) > 5)
+        terminal.wait(lambda t: len(t.text().partition(">>> hello")[2].split()) > 5)
         terminal.send("\x03")
         terminal.prompt(2)
         assert "stopped" in terminal.text()
@@ -174,6 +174,18 @@ def test_ctrl_c_keeps_what_has_come_with_the_word_it_stopped_in(chat: Chat, tmp_
         answer = clean(saved(terminal, tmp_path / "talk.json")[1]["content"])
     shown = "".join("".join(rows).split()).replace("^C", "")  # which the terminal itself writes
     assert shown == "".join(answer.split())
+
+
+def test_ctrl_c_directly_after_enter_stops_that_answer(chat: Chat) -> None:
+    with chat("--max-tokens=0", "--n-ctx=16384") as terminal:
+        for n in range(2, 5):
+            terminal.send("hello\r\x03")
+            terminal.prompt(n)
+        assert "cut at" not in terminal.text() and "the context is full" not in terminal.text()
+        assert terminal.text().count("stopped") == 3 and "Ctrl-D or /exit leaves" not in terminal.text()
+        terminal.enter("/set max_tokens 8")
+        terminal.enter("/regen")
+        assert "8 tokens" in terminal.text()
 
 
 def test_a_files_name_cannot_drive_the_terminal_through_an_error() -> None:
