@@ -1,5 +1,5 @@
-// What is not PCD: the C API of watching what is computed, and attention; and of what pypcd bench, its tests and the choice of threads
-// measure, which changes nothing. (LLAMA_PCD_VERSION of llama-pcd.h counts changes of these functions too.)
+// What is not PCD: the C API of watching what is computed, and attention; and of what tests look at, which changes nothing.
+// (LLAMA_PCD_VERSION of llama-pcd.h counts changes of these functions too.)
 
 #pragma once
 
@@ -39,11 +39,6 @@ typedef void (*llama_pcd_graph_callback)(const struct llama_pcd_node * nodes, in
 
 // After each graph that this context computes, PCD's small ones of their own among them, call this with its operations. NULL: no more.
 LLAMA_API void llama_pcd_watch_graphs(struct llama_context * ctx, llama_pcd_graph_callback callback, void * data);
-
-// Microseconds that matrix products in the shape of a model's step take with each of n numbers of threads: of a width of n_embd,
-// for n_tokens tokens, averaged over about min_us for each, into us[n]; a number is 1 to GGML_MAX_N_THREADS. Returns a llama_pcd_status.
-LLAMA_API int32_t llama_pcd_step_times(
-        const int32_t * n_threads, int32_t n, int32_t n_embd, int32_t n_tokens, int32_t min_us, double * us, char * err, size_t n_err);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,4 @@
-// What is measured, and not needed to decode: the graphs that are computed, and how long a step takes with a number of
-// threads.
+// What is looked at, and not needed to decode: the graphs that are computed; and whether models use AMX.
 
 #pragma once
 
@@ -20,9 +19,5 @@ namespace llama_pcd_cpu {
 void set_amx(bool on);
 
 bool skips(ggml_backend_buffer_type_t buft);
-
-// Microseconds that a chain of matrix products, [n_embd x n_embd] by [n_embd x n_tokens], takes with each of these numbers of
-// threads: the mean of what fits into min_us, at least one, in turns.
-std::vector<double> step_times(const std::vector<int32_t> & n_threads, int64_t n_embd, int64_t n_tokens, int64_t min_us);
 
 } // namespace llama_pcd_cpu

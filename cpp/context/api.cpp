@@ -276,22 +276,3 @@ void llama_pcd_watch_graphs(llama_context * ctx, llama_pcd_graph_callback callba
         return true;
     });
 }
-
-int32_t llama_pcd_step_times(
-        const int32_t * n_threads, int32_t n, int32_t n_embd, int32_t n_tokens, int32_t min_us, double * us, char * err, size_t n_err) {
-    return with_status(err, n_err, [&](std::string & text) -> int32_t {
-        if (n < 1 || n_embd < 1 || n_tokens < 1) {
-            text = format("n, n_embd, n_tokens are %d, %d, %d; allowed: at least 1", n, n_embd, n_tokens);
-            return LLAMA_PCD_INVALID;
-        }
-        for (int32_t i = 0; i < n; ++i) {
-            if (n_threads[i] < 1 || n_threads[i] > GGML_MAX_N_THREADS) {
-                text = format("n_threads[%d] is %d; allowed: 1 to %d", i, n_threads[i], GGML_MAX_N_THREADS);
-                return LLAMA_PCD_INVALID;
-            }
-        }
-        const auto res = llama_pcd_cpu::step_times({ n_threads, n_threads + n }, n_embd, n_tokens, min_us);
-        std::copy(res.begin(), res.end(), us);
-        return LLAMA_PCD_OK;
-    });
-}

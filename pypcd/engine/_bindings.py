@@ -113,15 +113,3 @@ pcd_set_eval_callback = bind(
 sampler_init_pcd = bind("llama_sampler_init_pcd", llama_cpp.llama_sampler_p_ctypes, ctx_p)
 sampler_pcd_set_row = bind("llama_sampler_pcd_set_row", None, llama_cpp.llama_sampler_p_ctypes, ctypes.c_int32)
 pcd_set_amx = bind("llama_pcd_set_amx", None, ctypes.c_bool)
-pcd_step_times = bind(
-    "llama_pcd_step_times",
-    ctypes.c_int32,
-    ctypes.POINTER(ctypes.c_int32),
-    ctypes.c_int32,
-    ctypes.c_int32,
-    ctypes.c_int32,
-    ctypes.c_int32,
-    ctypes.POINTER(ctypes.c_double),
-    ctypes.c_char_p,
-    ctypes.c_size_t,
-)

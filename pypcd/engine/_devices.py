@@ -9,14 +9,13 @@ from typing import Any
 import llama_cpp
 
 from pypcd.engine import _bindings
-from pypcd.errors import InputError, PCDError, did_you_mean
+from pypcd.errors import InputError, did_you_mean
 
 __all__ = [
     "backends",
     "cpu_features",
     "devices",
     "library_path",
-    "step_times",
     "supports_gpu",
 ]
 
@@ -111,21 +110,6 @@ def _device(device: ctypes.c_void_p) -> dict[str, Any]:
     name, what = (_ggml(f, _text, device).decode("utf-8", "replace") for f in ("dev_name", "dev_description"))
     is_gpu = _ggml("dev_type", ctypes.c_int, device) == _GPU
     return {"name": name, "description": what, "memory": total.value, "free": free.value, "is_gpu": is_gpu}
-
-
-def step_times(n_threads: Sequence[int], n_embd: int, n_tokens: int, microseconds: int) -> dict[int, float]:
-    """Microseconds that products in the shape of a model's step take on the CPU, by number of threads.
-
-    Args:
-        n_embd: the side of the matrices.
-        n_tokens: how many tokens they are multiplied with.
-        microseconds: to spend on each number, about.
-    """
-    n, error = len(n_threads), ctypes.create_string_buffer(256)
-    numbers, times = (ctypes.c_int32 * n)(*n_threads), (ctypes.c_double * n)()
-    if _bindings.pcd_step_times(numbers, n, n_embd, n_tokens, microseconds, times, error, len(error)) != _bindings.OK:
-        raise PCDError(f"the threads cannot be timed: {error.value.decode()}")
-    return dict(zip(n_threads, times))
 
 
 _text, _handle, _size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t

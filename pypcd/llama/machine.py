@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pypcd.engine import devices, logger, supports_gpu
+from pypcd.engine import MOST_THREADS, devices, logger, supports_gpu
 from pypcd.errors import InputError
 from pypcd.gguf import read_gguf
 from pypcd.settings.remote import is_loopback
@@ -28,11 +28,12 @@ __all__ = [
 
 
 def n_cores() -> int:
-    """The cores this process may use."""
+    """The cores this process may use, and ggml can."""
     try:
-        return len(os.sched_getaffinity(0))
+        n = len(os.sched_getaffinity(0))
     except AttributeError:  # only Linux can tell
-        return os.cpu_count() or 1
+        n = os.cpu_count() or 1
+    return min(n, MOST_THREADS)
 
 
 def default_threads() -> int:

@@ -23,7 +23,7 @@ _GAIN = 1.2  # another number than the usual one has to be this many times as fa
 _FAR = 10  # times as long, beyond which a figure says no more: threads wait for a core that another program has
 _SECONDS = 60.0  # that a measurement counts
 _TOKENS = 8  # of a prompt, for its measurement
-_MICROSECONDS = 8000  # for each number of threads
+_EACH = 0.008  # seconds, for each number of threads
 
 _lock = threading.Lock()
 _measured: dict[tuple[int, int], tuple[float, Threads]] = {}
@@ -82,8 +82,6 @@ def best_threads(width: int, now: Threads | None = None) -> Threads:
     n = machine.n_cores()
     if n == 1:
         return Threads(1, 1, "one core")
-    if not engine.is_native():
-        return _usual()
     with _lock:  # two measurements at the same time would measure each other
         when, known = _measured.get((n, width), (0.0, None))
         if known is None or time.monotonic() - when > _SECONDS:
@@ -98,8 +96,11 @@ def _usual() -> Threads:
 
 def _measure(n: int, width: int, usual: Threads) -> Threads:
     numbers = sorted({1, n // 2, n, usual.decode, usual.batch})
-    decode, why = _choose(engine.step_times(numbers, width, 1, _MICROSECONDS), usual.decode)
-    batch, _ = _choose(engine.step_times(numbers, width, _TOKENS, _MICROSECONDS), usual.batch)
+    steps, prompts = (engine.step_times(numbers, width, n_tokens, _EACH) for n_tokens in (1, _TOKENS))
+    if not steps:  # nobody can tell
+        return usual
+    decode, why = _choose(steps, usual.decode)
+    batch, _ = _choose(prompts, usual.batch)
     return Threads(decode, batch, why)
 
 
