@@ -34,6 +34,7 @@ from pypcd.engine._pcd import *
 from pypcd.engine._results import *
 from pypcd.engine._rpc import *
 from pypcd.engine._speed import *
+from pypcd.engine._stack import *
 from pypcd.engine._tensors import *
 
 _log.install()  # llama.cpp's log callback, before anything is logged

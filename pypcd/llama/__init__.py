@@ -522,6 +522,14 @@ class Llama(llama_cpp.Llama):
         text = self._text_of(generate(tokens, *args, **kwargs), is_left_plain)
         return text if pcd is None and not is_left_plain else self._steps(self._resolve(pcd), text)
 
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """llama_cpp.Llama.tokenize, also of texts with many letters, digits, signs or spaces in a row, at which llama.cpp ends the process.
+
+        Raises:
+            ValueError: there are more than a million bytes in a row.
+        """
+        return lib.with_stack(self, text, lambda: super(Llama, self).tokenize(text, add_bos, special))
+
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens. Of a long prompt, only the last batch's logits can be read, so only that batch gets a twin. With PCD generate()
         has the last token of a prompt evaluated alone, as it is if the prompt is asked again and all others are in the cache: a contrast

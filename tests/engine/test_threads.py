@@ -57,7 +57,9 @@ def test_any_libllama_is_measured() -> None:
     assert done.stdout.startswith(wanted), done.stderr
 
 
-def test_where_nothing_can_be_measured_the_usual_number_stays(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_measured_the_usual_number_stays(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine, "step_times", lambda *_: {})
     assert threads.best_threads(64) == (2, 2, "the usual number")
 

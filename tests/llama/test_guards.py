@@ -73,6 +73,7 @@ LOW = {
 }
 PLAIN = {  # what only Python data is needed for
     "close", "context_params", "engine", "eval_logits", "eval_tokens", "from_pretrained", "last_answer", "logits_to_logprobs", "longest_token_prefix",
+    "metadata",
     "model_params", "n_seq_max", "reset", "set_cache", "set_seed", "set_sequence_pcd",
 }  # fmt: skip
 

@@ -50,6 +50,27 @@ def test_a_bad_pcd_argument_is_refused_wherever_it_is_given(
     check_rows(llm, tiny("llama"), TOKENS[:30])
 
 
+# --- texts ---
+
+
+@pytest.mark.parametrize("pre", ["gpt-4o", "tekken", "exaone-moe", "llama-bpe"])
+def test_a_long_run_of_one_class_is_tokenized_or_refused(pre: str, tiny: Tiny) -> None:
+    """llama.cpp splits by std::regex, which calls itself for each character. This vocabulary has two of a letter or sign as one token."""
+    code = """
+llm = new()
+for one in "aZ!":
+    print(len(llm.tokenize(one.encode() * 100_000, False)))
+print(len(llm.tokenize("\u5b57".encode() * 70_000, False)), len(llm.tokenize(b" " * 70_000 + b"a", False)))
+print(llm.tokenize(b" ab?" * 300_000, False) == llm.tokenize(b" ab?", False) * 300_000)
+said(lambda: llm.tokenize(b"a" * (2 ** 20 + 1)))
+"""
+    *runs, other, words, refusal = run(tiny("llama", pre=pre), code)
+    assert runs == ["50000"] * 3 and other == "210000 70001" and words == "True"
+    assert refusal.startswith(
+        "InputError: of the text, 1048577 bytes in a row are one word to this model's tokenizer; allowed:"
+    )
+
+
 # --- files ---
 
 
