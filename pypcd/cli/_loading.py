@@ -1,15 +1,17 @@
-"""Opening a model for a subcommand: a progress bar, Ctrl-C, and the PCD setting that was asked for."""
+"""Opening a model or a document for a subcommand: a progress bar, Ctrl-C, and the PCD setting that was asked for."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pypcd
 from pypcd import ModelError, UnsupportedError, engine
 from pypcd.cli import _options, _terminal
+from pypcd.document import Document, read_document
 
 if TYPE_CHECKING:
     from pypcd.decode import Method
@@ -45,6 +47,12 @@ def open_for(
         )
         options["n_batch"] = options["n_ubatch"] = max(sizes) + 1024
     return open_model(args.model, n_ctx=n_ctx, n_seq_max=max(method.n_sequences for method in methods), **options)
+
+
+def read(path: str | os.PathLike[str]) -> Document:
+    """read_document(), with a sign of life: a PDF may take long."""
+    with _terminal.Bar(None, f"reading {os.fspath(path)}"):
+        return read_document(path)
 
 
 def open_model(path: str, **options: Any) -> pypcd.Llama:

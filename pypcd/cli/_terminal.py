@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
@@ -79,14 +80,14 @@ class Printer:
 
 def note(text: str) -> None:
     """A sentence for the reader, not for a program: a warning or an error."""
-    _clear_bars()
-    print(_fitted(f"pypcd: {text}"), file=sys.stderr, flush=True)
+    with _without_bars():
+        print(_fitted(f"pypcd: {text}"), file=sys.stderr, flush=True)
 
 
 def say(text: str) -> None:
     """A note for the reader, not for a program."""
-    _clear_bars()
-    print(faint(_fitted(text), sys.stderr), file=raw(sys.stderr), flush=True)
+    with _without_bars():
+        print(faint(_fitted(text), sys.stderr), file=raw(sys.stderr), flush=True)
 
 
 def _fitted(text: str) -> str:
@@ -120,59 +121,84 @@ def console(stream: TextIO) -> Console:
     )
 
 
+_drawing = threading.RLock()
 _bars: list[Bar] = []  # that are drawn now
+_open: list[Bar] = []  # in whose blocks the program is
 
 
-def _clear_bars() -> None:
-    """Take bars away for a line of text, also those of a work that was stopped."""
-    for bar in tuple(_bars):
-        bar.clear()
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """A block that writes whole lines: bars are taken away, also those of a work that was stopped."""
+    with _drawing:
+        for bar in tuple(_bars):
+            bar.clear()
+            bar.is_hidden = bar not in _open
+        yield
 
 
 class Bar:
-    """How far something is, drawn by rich. It shows after two seconds, and only where stderr is a terminal that can move its cursor.
+    """How far something is, drawn by rich. In a block it shows after half a second, and moves whatever is done meanwhile; only where stderr
+    is a terminal that can move its cursor.
 
     Attributes:
         n: what is done of the total.
         text: what stands before the bar.
+        is_hidden: until the next update().
     """
 
-    delay, pause = 2.0, 0.1
+    delay, pause = 0.5, 0.1
 
     def __init__(
         self, total: float | None, what: str, *, unit: str = " tokens", enabled: bool = True, tells_time: bool = True
     ) -> None:
-        self.n, self.text = 0.0, what
+        self.n, self.text, self.is_hidden = 0.0, what, False
         self.disable = not (enabled and obeys_codes(sys.stderr))
         self._total, self._unit, self._tells_time = total, unit, tells_time
+        self._part: tuple[str, float, float] | None = None
         self._begun = time.monotonic()
         self._drawn = 0.0
         self._bar: Any = None
+        self._ended = threading.Event()
 
     def update(self, n: float = 1) -> None:
         self.n += n
-        now = time.monotonic()
-        if self.disable or now - self._begun < self.delay or now - self._drawn < self.pause:
-            return
-        self._drawn = now
-        if self._bar is None:
-            self._bar = self._make()
-        text = self.text if self._total else f"{self.text}: {self.n:,.0f}{self._unit}"
-        self._bar.update(0, completed=self.n, description=clean(text))
-        self._bar.start()
-        self._bar.refresh()
-        if self not in _bars:
-            _bars.append(self)
+        self.is_hidden = False
+        self._draw()
+
+    def show_part(self, text: str, n: float, total: float) -> None:
+        """Show how far a part of it is in its place, until that is done."""
+        self._part = (text, n, total) if n < total else None
+        self._draw()
+
+    def _draw(self) -> None:
+        with _drawing:
+            now = time.monotonic()
+            if self.disable or self.is_hidden or now - self._begun < self.delay or now - self._drawn < self.pause:
+                return
+            self._drawn = now
+            self._bar = self._bar or self._make()
+            counted = f"{self.text}: {self.n:,.0f}{self._unit}" if self.n and not self._total else self.text
+            text, n, total = self._part or (counted, self.n, self._total)
+            [task] = self._bar.tasks
+            if total != task.total:
+                self._bar.reset(task.id)
+                task.total = total
+            self._bar.update(task.id, completed=n, description=clean(text))
+            self._bar.start()
+            self._bar.refresh()
+            if self not in _bars:
+                _bars.append(self)
 
     def _make(self) -> Any:
         from rich import progress as parts  # slow to import, and most bars are never seen
+        from rich.text import Text
 
-        shown = [
-            parts.TextColumn("{task.description}", markup=False),
-            parts.BarColumn(),
-            parts.TaskProgressColumn("{task.percentage:>3.0f}%"),
-        ]
-        shown += [parts.TimeRemainingColumn()] if self._tells_time and self._total else []
+        class Share(parts.ProgressColumn):
+            def render(self, task: parts.Task) -> Text:
+                return Text("" if task.total is None else f"{task.percentage:>3.0f}%")
+
+        shown = [parts.SpinnerColumn("line"), parts.TextColumn("{task.description}", markup=False)]
+        shown += [parts.BarColumn(), Share(), *([parts.TimeRemainingColumn()] if self._tells_time else [])]
         made = parts.Progress(
             *shown,
             console=console(sys.stderr),
@@ -181,30 +207,50 @@ class Bar:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        made.add_task("", total=self._total)
+        made.add_task("", total=None)
         return made
 
     def clear(self) -> None:
         """Take it away, for a line of text; the next update() brings it back."""
-        if self in _bars:
-            _bars.remove(self)
-            with contextlib.suppress(ValueError):  # what it was drawn on is closed
-                self._bar.stop()
+        with _drawing:
+            self.is_hidden = True
+            if self in _bars:
+                _bars.remove(self)
+                with contextlib.suppress(ValueError):  # what it was drawn on is closed
+                    self._bar.stop()
+
+    def end(self) -> None:
+        """Take it away for good."""
+        self._ended.set()
+        self.clear()
+        if self in _open:
+            _open.remove(self)
 
     def __enter__(self) -> Self:
+        _open.append(self)
+        if not self.disable:
+            threading.Thread(target=self._move, name="pypcd bar", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.clear()
+        self.end()
+
+    def _move(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the terminal is gone
+            while not self._ended.wait(0.2):
+                self._draw()
 
 
 class Reading:
-    """A bar for each prompt that a model reads: its `progress`."""
+    """How far a model is with a prompt, for its `progress`: in the bar in whose block that happens, or in one of its own."""
 
     def __init__(self) -> None:
         self._bar: Bar | None = None
 
     def __call__(self, n: int, total: int) -> None:
+        if _open:
+            _open[-1].show_part("reading the prompt", n, total)
+            return
         if self._bar is None or n <= self._bar.n:  # of a prompt that was stopped
             self.clear()
             self._bar = Bar(total, "reading the prompt")

@@ -16,7 +16,6 @@ from pypcd.cli._text import sentence, wrap
 from pypcd.cli.answer import add_methods, answer, methods_of, note_failure
 from pypcd.decode import Method
 from pypcd.document import Document
-from pypcd.document.folder import read_files
 from pypcd.errors import InputError
 from pypcd.prompt import AnyPrompt, has_template
 
@@ -98,7 +97,7 @@ def _question(made: object, folder: pathlib.Path) -> Question:
         raise InputError(f"{other[0]} is no text")
     if ("question" in made) == ("prompt" in made) or ("file" in made and "document" in made):
         raise InputError('it needs one of "question" and "prompt", and at most one of "file" and "document"')
-    documents, _ = read_files([folder / given["file"]] if "file" in given else [])
+    documents, _ = _loading.read([folder / given["file"]] if "file" in given else [])
     if "document" in given:
         documents = [Document.of("document", given["document"])]
     text = given.get("question", given.get("prompt", ""))

@@ -101,12 +101,15 @@ def _question(text: str) -> tuple[Task, int, int, int]:
 def run(args: argparse.Namespace) -> int:
     llm, setting, tokens, gold = asked(args)
     vocabulary, steps = Vocabulary(llm), list[Step]()
-    for step in explain(Session(llm), tokens, setting, vocabulary, n_tokens=args.max_tokens, n_top=args.top, gold=gold):
-        if not args.json:
-            if not steps:
-                print(_table.paragraph(LEGEND + GOLD * (gold is not None)))
-            print("\n" + table(step, _table.columns(), is_adaptive=setting.adaptive is not None), flush=True)
-        steps.append(step)
+    how = {"n_tokens": args.max_tokens, "n_top": args.top, "gold": gold}
+    with _terminal.Bar(None, "answering") as bar:
+        for step in explain(Session(llm), tokens, setting, vocabulary, **how):
+            if not args.json:
+                bar.end()
+                if not steps:
+                    print(_table.paragraph(LEGEND + GOLD * (gold is not None)))
+                print("\n" + table(step, _table.columns(), is_adaptive=setting.adaptive is not None), flush=True)
+            steps.append(step)
 
     did = what_pcd_did(steps, setting, len(tokens))
     is_cut = steps[-1].chosen.text != END

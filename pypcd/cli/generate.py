@@ -53,12 +53,15 @@ def run(args: argparse.Namespace) -> int:
     seed = sampling.draw_seed()
     with _terminal.interruptible() as stopped:
         unseen, printer = args.json or not sys.stdout.isatty(), _terminal.Printer()
-        with _terminal.Bar(None, "generating", enabled=unseen) as bar:
+        with _terminal.Bar(None, "generating") as bar:
             method = sampling.method(llm, seed)
             how = {"max_tokens": sampling.max_tokens, "stop": args.stop}
             writing = method.stream(Session(llm, repeatable=False), Laid(tokens, [], None, 0, []), **how)
             for piece in stoppable(llm, writing, stopped):
-                bar.update(len(writing.answer.tokens) - bar.n)
+                if unseen:
+                    bar.update(len(writing.answer.tokens) - bar.n)
+                else:
+                    bar.end()
                 if not args.json:
                     printer.write(piece)
     figures = Figures(llm, Answer(writing.answer.text, (), "", None, (), writing.answer))

@@ -42,9 +42,10 @@ def run(args: argparse.Namespace) -> int:
         if path:
             record["model"] = model_facts(llm)
         if not args.no_test:
-            record["self_test"] = self_test(llm)
-            if path and engine.is_native():
-                record["placements"] = placements(llm)
+            with _terminal.Bar(None, "testing"):
+                record["self_test"] = self_test(llm)
+                if path and engine.is_native():
+                    record["placements"] = placements(llm)
     if args.json:
         print(json.dumps(record, ensure_ascii=False))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -10,8 +11,11 @@ import re
 import stat
 import subprocess
 import sys
+import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -19,6 +23,7 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 from pypcd.cli import _terminal
 from pypcd.cli._text import clean, wrap
+from pypcd.cli.chat import Chat as ChatCommand
 
 pytest.importorskip("pexpect")
 pytest.importorskip("pyte")
@@ -237,6 +242,81 @@ def test_a_line_of_text_takes_the_bar_of_a_stopped_prompt_away(capsys: pytest.Ca
         and "reading the prompt" in lines[2]
         and " 12%" in lines[2]
     )
+
+
+class Seen(io.StringIO):
+    """A terminal as stderr, and what it has shown in its first line, one state after the other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import pyte
+
+        super().__init__()
+        self.screen = pyte.Screen(100, 9)
+        self._stream, self._n = pyte.Stream(self.screen), 0
+        self.states: list[str] = []
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr("sys.stderr", self)
+
+    def isatty(self) -> bool:
+        return True
+
+    def look(self) -> str:
+        """The state now."""
+        text, self._n = self.getvalue()[self._n :], len(self.getvalue())
+        for part in re.split(r"(?=\r)", text.replace("\n", "\r\n")):
+            self._stream.feed(part)
+            line = self.screen.display[0].rstrip()
+            if line not in self.states[-1:]:
+                self.states.append(line)
+        return self.states[-1]
+
+    def wait(self, condition: Callable[[str], Any]) -> None:
+        end = time.monotonic() + 60
+        while not condition(self.look()):
+            assert time.monotonic() < end, self.states
+            time.sleep(0.05)
+
+
+def test_something_moves_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Seen(monkeypatch)
+    assert _terminal.Bar.delay < 1
+    with _terminal.Bar(None, "answering"):
+        seen.wait(lambda _: len({line for line in seen.states if "answering" in line and "%" not in line}) > 3)
+    assert seen.look() == ""
+
+
+def test_the_prompt_is_a_part_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, reading = Seen(monkeypatch), _terminal.Reading()
+    with _terminal.Bar(9, "greedy") as bar:
+        seen.wait(lambda line: "greedy" in line)
+        reading(512, 1024)
+        seen.wait(lambda line: "reading the prompt" in line and " 50%" in line)
+        reading(1024, 1024)
+        bar.update(3)
+        seen.wait(lambda line: "greedy" in line and " 33%" in line)
+    assert seen.look() == ""
+
+
+def test_a_line_that_is_said_stands_alone_and_the_bar_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Seen(monkeypatch)
+    with _terminal.Bar(None, "answering"):
+        seen.wait(lambda line: "answering" in line)
+        _terminal.say("said")
+        seen.wait(lambda line: line == "said" and "answering" in seen.screen.display[1])
+    assert seen.look() == "said" and not seen.screen.display[1].strip()
+
+
+def test_a_chat_moves_until_the_first_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Seen(monkeypatch)
+
+    def answer(stopped: object) -> Iterator[str]:
+        seen.wait(lambda line: "answering" in line)
+        yield "hello"
+        assert seen.look() == ""
+        time.sleep(1.0)
+        assert seen.look() == ""
+
+    ChatCommand(types.SimpleNamespace(figures=[])).answer(answer)  # type: ignore[arg-type]
 
 
 # -- lines ------------------------------------------------------------------------------------------------------------
