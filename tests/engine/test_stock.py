@@ -93,6 +93,15 @@ def test_a_token_of_several_sequences_stays_in_all_of_them(tiny: Tiny, load: Loa
     assert llm.pcd_stats().n_fused == 1
 
 
+def test_a_twin_sees_an_earlier_token_of_the_batch_in_any_of_its_sequences(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), {**WINDOW, "window": 6, "evaluation": "fused"}, n_seq_max=2)
+    llm.eval(TOKENS[:20])
+    engine.copy_sequence(llm, 0, 1)
+    with batch_of([(TOKENS[20], 20, [0, 1], True), (TOKENS[21], 21, [1], True)]) as batch:
+        assert llm._ctx.stock.decode(batch) == 0
+    check_rows(llm, tiny("llama"), TOKENS[:22])
+
+
 # -- the same work as the native engine, whatever is done ------------------------------------------------------------
 
 SETTINGS: list[Any] = [
