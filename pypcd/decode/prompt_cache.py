@@ -232,8 +232,7 @@ class PromptCache:
         return n_bytes
 
     def _prune(self, newest: pathlib.Path) -> None:
-        """Keep to the limit, and remove what a process has left that ended while it wrote. The newest one stays, whatever the clock said when
-        others were used."""
+        """Keep to the limit, and remove what a process has left that ended while it wrote. The newest stays, whatever the others' dates."""
         left = self.limit
         for entry in sorted(self.entries(), key=lambda entry: entry.path != newest):
             left -= entry.n_bytes

@@ -1,6 +1,6 @@
 """Which ggml lies in a folder: its version, and the commit that it was built from.
 
-CMake runs this file when libllama is built, and installs what it prints beside the library; _library compares that with
+CMake runs this file when libllama is built, and installs what it prints beside the library; pypcd.library compares that with
 the ggml it finds before it loads libllama. Only libggml-base is loaded, which needs no device and no driver. What it has
 in common with every other build of the same source is told, and nothing of its backends. Knows nothing of pypcd.
 """

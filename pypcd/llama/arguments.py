@@ -67,11 +67,18 @@ def check_opening(path: str, kwargs: Mapping[str, Any], n_seq_max: int) -> None:
     n_batch = kwargs.get("n_batch", N_BATCH)
     if n_seq_max > n_batch:
         raise InputError(f"n_seq_max is {n_seq_max}, and n_batch {n_batch}; allowed: n_seq_max of at most n_batch")
+    file = read_gguf(path)
+    most = -(-file.shape.n_ctx_train * n_seq_max // 256) * 256  # llama.cpp rounds a context up
+    if "position_embd.weight" in file.tensors and kwargs["n_ctx"] > most:
+        raise InputError(
+            f"n_ctx is {kwargs['n_ctx']}, but this model has learned its positions, {file.shape.n_ctx_train} of them, and no others; "
+            f"allowed: 0 to {most}"
+        )
     for name in ("type_k", "type_v"):
         if kwargs.get(name) not in (None, *CACHE_TYPES.values()):
             allowed = ", ".join(f"{number} ({kind})" for kind, number in CACHE_TYPES.items())
             raise InputError(f"{name} is {kwargs[name]!r}; allowed: {allowed}, or None")
-        width = getattr(read_gguf(path).shape, f"n_embd_head_{name[-1]}")
+        width = getattr(file.shape, f"n_embd_head_{name[-1]}")
         # llama.cpp would read across blocks, or end the process
         if kwargs.get(name) not in (None, *UNBLOCKED) and width % _BLOCK:
             raise InputError(

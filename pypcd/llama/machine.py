@@ -1,4 +1,4 @@
-"""Defaults that depend on the machine: threads, memory for a context, a port. Knows nothing of PCD."""
+"""Defaults that depend on the machine: threads, memory for a context (second keys of PCD included), a port."""
 
 from __future__ import annotations
 

@@ -188,6 +188,17 @@ def test_a_context_out_of_range_is_an_error_at_once(n_ctx: int, message: str, ti
         pypcd.Llama("demo" if "GiB" in message else tiny("llama"), n_ctx=n_ctx)
 
 
+@pytest.mark.parametrize("arch", ["gpt2", "starcoder"])
+def test_a_context_beyond_learned_positions_is_refused(arch: str, tiny: Tiny, load: Load) -> None:
+    """llama.cpp would end the process at the first token behind them."""
+    path = tiny(arch, n_ctx_train=512)
+    with pytest.raises(ValueError, match="n_ctx is 1024, but this model has learned its positions, 512 of them"):
+        pypcd.Llama(path, n_ctx=1024)
+    assert pypcd.Llama(path, n_ctx=400, n_threads=1).n_ctx() == 512
+    llm = load(path, False, n_ctx=1024, n_seq_max=2)  # two texts share it
+    llm.eval((TOKENS * 6)[:512])
+
+
 def test_a_context_that_is_no_multiple_of_256_is_usable_to_its_end(tiny: Tiny) -> None:
     llm = pypcd.Llama(tiny("llama"), pcd="paper", n_ctx=300, n_threads=1, n_threads_batch=1)
     assert llm.n_ctx() == 512 <= len(llm.input_ids)
