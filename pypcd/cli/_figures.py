@@ -67,7 +67,10 @@ class Figures:
         return " | ".join(parts)
 
     def what_pcd_did(self) -> str:
-        """A sentence, and the first of the texts that changed, each behind what the model alone would have written."""
+        """A sentence, and the first of the texts that changed, each behind what the model alone would have written. Off does not mean that
+        nothing was done: passages may have been repeated."""
+        if not self.pcd and self.answer.passages:
+            return f"replay, {self.did}"
         if self.pcd and not self.did.n_tokens:
             return f"PCD ({typed(self.pcd)})"
         shown = ", ".join(f"{before!r} to {after!r}" for before, after in self.changed[:SHOWN])

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from pypcd.evaluation import Cluster
 
 _RANGES: dict[str, Number | Integer] = {
-    "temperature": Number(0, 100, note="0: the most probable token"),
+    "temperature": Number(0, 2, note="0: the most probable token; above 2 nearly all words are drawn at random"),
     "top_p": Number(0, 1),
     "top_k": Integer(0, note="0 keeps all tokens"),
     "min_p": Number(0, 1),
-    "repeat_penalty": Number(0.01, 100, note="1 is none"),
+    "repeat_penalty": Number(0.5, 2, note="1 is none"),
     "max_tokens": Integer(0, note="0 goes on until the context is full"),
     "seed": Integer(0, 2**32 - 2, note="or 'random'"),
 }
@@ -172,7 +172,7 @@ class ListNames(argparse.Action):
             f"tasks: {', '.join(name for name in tasks if name not in known)}",
             *(f"  {group}, which is all of: {', '.join(names)}" for group, names in groups.items()),
             f"methods: {', '.join(decode.names())}",
-            "  join parts with +, write values after colons, such as beam:4+pcd:beta=1.5 (docs/lab/methods.md)",
+            "  join parts with +, write values after colons, such as beam:4+pcd:paper:beta=1.5 (docs/lab/methods.md)",
         ):
             print("\n".join(textwrap.wrap(line, _terminal.width(), subsequent_indent="    ", break_on_hyphens=False)))
         parser.exit()

@@ -103,7 +103,7 @@ class Sampling:
             temperature=Number(0, 100, open_below=True, note="for 0 use the method greedy"),
             top_p=Number(0, 1),
             top_k=Integer(0),
-            seed=Integer(0),
+            seed=Integer(0, 2**32 - 1),
             min_p=Number(0, 1),
             repeat_penalty=Number(0.01, 100),
         )

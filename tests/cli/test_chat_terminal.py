@@ -150,19 +150,19 @@ def test_ctrl_c_at_the_prompt_forgets_the_line_and_stays(chat: Chat, tmp_path: P
 def test_the_prompt_says_what_is_in_force_and_on_means_the_recommended_preset(chat: Chat) -> None:
     with chat() as terminal:
         for command, name in (
-            ("hello", "off"),
+            ("hello", ""),
             ("/pcd unsure", "unsure"),
-            ("/pcd off", "off"),
+            ("/pcd off", ""),
             ("/pcd on", "unsure"),
             ("/pcd paper", "paper"),
-            ("/pcd beta=1", r"paper\W+beta=1.0\W?"),
-            ("/pcd gamma=9", r"paper\W+gamma=9\W?"),
-            ("/pcd beta=1:gamma=9:window=64", "custom"),  # too long for a prompt
+            ("/pcd paper:beta=1", r"paper\W+beta=1.0\W?"),
+            ("/pcd paper:gamma=9", r"paper\W+gamma=9\W?"),
+            ("/pcd paper:beta=1:gamma=9:window=64", "custom"),  # too long for a prompt
             ("/pcd window:relative_top=0.1", "window:relative_top=0.1"),
             ("/pcd on", "unsure"),
         ):
             terminal.enter(command)
-            assert re.fullmatch(f"{name} >>>", terminal.text().rstrip().split("\n")[-1])
+            assert re.fullmatch(f"{name} >>>".strip(), terminal.text().rstrip().split("\n")[-1])
 
 
 # -- answers ---------------------------------------------------------------------------------------------------------

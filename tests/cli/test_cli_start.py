@@ -118,7 +118,7 @@ def test_what_is_misspelt_is_said_with_what_was_meant(
         ("eval demo --method pdc", "did you mean"),
         ("eval demo --length abc", "--length has 'abc'"),
         ("eval demo --task kv-short --length 20", "n_tokens is 20; allowed: at least"),
-        ("eval demo --task kv-short --length 250 --method pcd:beta=-1", "beta is -1"),
+        ("eval demo --task kv-short --length 250 --method pcd:paper:beta=-1", "beta is -1"),
         ("eval demo --task kv-short,everyday --length 200", "give --n"),
     ],
 )
