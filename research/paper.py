@@ -93,7 +93,7 @@ class PaperTable:
 
 
 def sweep_method(name: str, value: Any) -> str:
-    return "pcd" if value == getattr(PCDConfig(), name) else f"pcd:{name}={value:g}"
+    return "pcd" if value == getattr(PCDConfig(), name) else f"pcd:paper:{name}={value:g}"
 
 
 def _table_1(plan: Plan, table: Sequence[Row]) -> list[str]:
@@ -166,7 +166,7 @@ def _table_2(plan: Plan, table: Sequence[Row]) -> list[str]:
     return lines
 
 
-_READINGS = ("pcd:cache=separate", "pcd:cache=shared", "pcd:window", "pcd:cautious", "pcd:blog")
+_READINGS = ("pcd:paper:cache=separate", "pcd:paper:cache=shared", "pcd:window", "pcd:cautious", "pcd:blog")
 
 _OTHERS = ("ms-poe-outlier", "segr-ends", "segr-vote", "control", "cad", "self-extend")
 

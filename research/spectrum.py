@@ -215,7 +215,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-f", "--file", metavar="FILE", type=pathlib.Path, help="a text (default: a question of --task)")
     add("--task", metavar="NAME", help="as in `pypcd eval` (default: kv; for demo kv-short)")
     add("--length", metavar="N", default="1k", help="tokens of the question (default %(default)s)")
-    add("--pcd", metavar="SETTING", default="paper", help="alpha=0.3:base_ratio=1e-3 ... (default %(default)s)")
+    add("--pcd", metavar="SETTING", default="paper", help="paper:alpha=0.3:base_ratio=1e-3 ... (default %(default)s)")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="another question (default %(default)s)")
     _options.add_machine(parser)
     add("--out", metavar="DIR", type=pathlib.Path, help="where to write a picture and the data of each layer")

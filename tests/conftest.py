@@ -130,6 +130,7 @@ def load(request: pytest.FixtureRequest) -> Iterator[Callable[..., pypcd.Llama]]
     given = {"engine": marked.args[0]} if marked else {}
 
     def make(path: Path, pcd: Any = "paper", *, f16: bool = False, **kwargs: Any) -> pypcd.Llama:
+        pcd = pypcd.PCDConfig().replace(**pcd) if isinstance(pcd, dict) else pcd
         opened.append(pypcd.Llama(path, pcd=pcd, **{**SMALL, **({} if f16 else F32), **given, **kwargs}))
         return opened[-1]
 

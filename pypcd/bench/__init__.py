@@ -1,6 +1,6 @@
 """Measures on this machine what PCD costs, and checks that the engine works.
 
-    bench(path, methods_for(["pcd", "pcd:cache=shared"]), [512, 2048])     time and memory, next to plain decoding's
+    bench(path, methods_for(["pcd", "pcd:paper:cache=shared"]), [512, 2048])     time and memory, next to plain decoding's
     placements(llm)                                                         which operations the CPU runs for PCD alone
     self_test(llm)                                                         identities that hold for any model
 

@@ -45,7 +45,7 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--chat", action="store_true", help="use the model's chat template")
     add("--gold", metavar="TEXT", help="the right answer; its tokens are marked")
-    add("--pcd", metavar="SETTING", default="on", help="unsure (default), or beta=1.5:window=64 ...")
+    add("--pcd", metavar="SETTING", default="on", help="unsure (default), or paper:beta=1.5 ...")
     add("--max-tokens", metavar="N", type=_options.at_least(1), default=12, help="tokens at most (default %(default)s)")
     _options.add_n_ctx(parser)
     _options.add_machine(parser)

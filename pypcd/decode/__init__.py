@@ -1,13 +1,13 @@
 """Decoding methods, for any GGUF model.
 
-    method = pypcd.decode.parse("rephrase+pcd:beta=1.5")
+    method = pypcd.decode.parse("rephrase+pcd:paper:beta=1.5")
     method.generate(llm, Prompt(before, segments, joiner, after)).text
 
 A method has four parts: an edit of the prompt, the source of the rows (the logits of each step), the search that
 chooses tokens from them, and the types of the KV cache. A name is one part, or several joined by "+"; its values follow, each after a colon:
 
     greedy  sample:temperature=0.7:seed=1                     search: how tokens are chosen
-    pcd  pcd:cautious  pcd:cache=separate:beta=1.5  control   rows: where logits come from
+    pcd  pcd:cautious  pcd:paper:cache=separate:beta=1.5  control   rows: where logits come from
     recite  replay:4                                          edit: how the prompt is changed
     kv:q8_0  kv:q8_0:q4_0                                     cache: the types of keys and values
 
@@ -83,7 +83,7 @@ def _control(words: Sequence[str]) -> Control:
 def _pcd(words: Sequence[str]) -> PCD:
     if any(is_profile(word) for word in words):
         raise InputError(
-            "a profile's file may change, so a method does not take one; write its values, such as pcd:beta=1.5:window=64"
+            "a profile's file may change, so a method does not take one; write its values, such as pcd:paper:beta=1.5:window=64"
         )
     config = PCDConfig.resolve(":".join(words)) if words else PCDConfig()
     if config is None:
@@ -161,7 +161,7 @@ def setting_of(name: str) -> PCDConfig | None:
     method = parse(name) if kind in ("greedy", "pcd") else None
     if method is None or method.edit or method.search != Greedy() or not isinstance(method.rows, (Plain, PCD)):
         raise InputError(
-            f"method is {name!r}{_instead(kind, ('greedy', 'pcd'))}; allowed: greedy, pcd; pcd with any setting, such as pcd:beta=1.5:window=64"
+            f"method is {name!r}{_instead(kind, ('greedy', 'pcd'))}; allowed: greedy, pcd; pcd with any setting, such as pcd:paper:beta=1.5:window=64"
         )
     return method.rows.pcd
 

@@ -59,7 +59,7 @@ class Llama(llama_cpp.Llama):
 
     Args:
         model_path: a GGUF file, or "demo" for the small model that comes with pypcd.
-        pcd: True for the preset "unsure", text such as "unsure", "beta=1.5:window=64" or a profile's file (.json), a
+        pcd: True for the preset "unsure", text such as "unsure", "paper:beta=1.5" or a profile's file (.json), a
             mapping of changed fields, a PCDConfig, or False. Answers under a grammar, a JSON schema or a forced tool are plain
             all the same, unless their own call has `pcd`.
         engine: what evaluates the second time. "native": pypcd's own libllama, which runs all settings. "stock": any libllama,

@@ -161,7 +161,7 @@ def requested(setting: Any, base: str, fixed: Mapping[str, Any]) -> dict[str, An
     """
     if isinstance(setting, str) and is_profile(setting):
         raise InputError(
-            f"pcd is {setting!r}; a request cannot name a file: write its values, such as beta=1.5:window=64"
+            f"pcd is {setting!r}; a request cannot name a file: write its values, such as paper:beta=1.5:window=64"
         )
     config = PCDConfig.resolve(setting, PCDConfig.resolve(base))
     return None if config is None else _record(config, fixed)

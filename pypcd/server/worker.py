@@ -8,7 +8,7 @@ argument says, without those in which llama-server looks at the documents:
 
     a chat        {"messages": […], "documents": […], "replay": true, "read": 4096, "model": {…}, "n_ctx": 4096, "bos": 1, "disk": {…}}
     a file        {"document": {"filename": …, "file_data": …}}
-    a setting     {"setting": "beta=1.5", "base": "unsure", "fixed": {…}}; see pypcd.server.requested()
+    a setting     {"setting": "paper:beta=1.5", "base": "unsure", "fixed": {…}}; see pypcd.server.requested()
     a beginning   {"keep": [tokens], "disk": {…}, "about": {…}}: what is kept on disk of a prompt
     calls         {"render": messages}, {"tokenize": [text, add_bos, special]}, {"pieces": [tokens]}, {"save": path},
                   {"attention": {"tokens": […], "n_past": 4000, "heads": [layer, head, …], …}}: what the tokens behind n_past pay to each

@@ -2,10 +2,10 @@
 
 One spelling everywhere, words joined by colons (commas stand between the methods of a list):
 
-    on  off  unsure  window:relative_top=0.1  beta=1.5:window=64  tuned.json
+    on  off  unsure  window:relative_top=0.1  paper:beta=1.5:window=64  tuned.json
 
 `--pcd`, `/pcd` in the chat, `pcd=` in Python and `"pcd"` in a request take it; a method has it after `pcd:`; PCDConfig.describe()
-prints it. A text is a whole setting: what it does not name is as in the preset that it begins with, or as in the paper.
+prints it. A text is a whole setting: what it does not name is as in the preset that it begins with.
 
 The fields themselves are in pypcd/settings/fields.py. Knows nothing of models or libraries.
 """
@@ -137,9 +137,9 @@ class PCDConfig(Fields):
 
         Args:
             setting: None and False are off, True is the preset "unsure". A text is "on" (that preset), "off", a
-                preset, a preset followed by values, values such as "beta=1.5:window=64", which differ from the paper's, or the
-                path of a profile (.json, as `pypcd tune` writes it). A mapping changes fields of `base`.
-            base: the setting in force; None: the paper's.
+                preset, a preset followed by values, such as "paper:beta=1.5:window=64", or the path of a profile (.json, as
+                `pypcd tune` writes it). A mapping changes fields of `base`.
+            base: the setting in force; None: PCD is off.
 
         Raises:
             ValueError: the text is not a setting, or a value is out of range.
@@ -158,10 +158,10 @@ class PCDConfig(Fields):
         if isinstance(setting, str):
             return cls._of_text(setting)
         if isinstance(setting, Mapping):
-            return (base or cls()).replace(**setting)
+            return cls._changed(base, setting)
         raise ArgumentError(
             f"pcd={setting!r} is of the type {type(setting).__name__}; allowed: bool, text such as 'unsure' or "
-            "'beta=1.5:window=64', a mapping, PCDConfig"
+            "'paper:beta=1.5', a mapping, PCDConfig"
         )
 
     @classmethod
@@ -171,10 +171,23 @@ class PCDConfig(Fields):
         if name == "off" and not values:
             return None
         if "=" in name:
-            return cls().replace(**read_values(words))
+            cls().replace(**read_values(words))  # what is wrong besides is said first
+            raise InputError(f"pcd is {text.strip()!r}, values without a preset; {_with_preset(text.strip())}")
         if name == "on" or name in PRESETS:
             return cls.preset(RECOMMENDED if name == "on" else name).replace(**read_values(values))
         raise InputError(_not_a_setting(text.strip(), name))
+
+    @classmethod
+    def _changed(cls, base: PCDConfig | None, fields: PCDFields) -> PCDConfig | None:
+        if base is None and not fields:
+            return None
+        made = (base or cls()).replace(**fields)
+        if base is None and FIELDS.keys() - fields.keys():  # all of them are a whole setting
+            values = write_values(fields)
+            raise InputError(
+                f"pcd is {dict(fields)!r}, which changes the setting in force, but PCD is off; {_with_preset(values)}"
+            )
+        return made
 
     @classmethod
     def _of_profile(cls, profile: Profile) -> PCDConfig | None:
@@ -208,8 +221,8 @@ class PCDConfig(Fields):
         return {field.name: value for field in FIELDS.values() if (value := getattr(self, field.name)) != field.default}
 
     def describe(self) -> str:
-        """The fields that differ from the paper's, as resolve() reads them: "beta=1.5:window=64"; "paper" if none differs."""
-        return write_values(self.differences()) or "paper"
+        """The preset "paper" and the fields that differ from it, as resolve() reads them: "paper:beta=1.5:window=64"."""
+        return ":".join(filter(None, ["paper", write_values(self.differences())]))
 
 
 def _arguments() -> str:
@@ -255,14 +268,19 @@ def _near(name: str, names: Iterable[str]) -> str:
     return f" (it is called {_FORMER[name]!r} now)" if name in _FORMER else did_you_mean(name, names)
 
 
+def _with_preset(values: str) -> str:
+    """What to write in place of values alone: they meant the paper's other fields, which nearly nobody wants."""
+    return "write " + " or ".join(":".join(filter(None, [name, values])) for name in ("paper", RECOMMENDED))
+
+
 def _not_a_setting(text: str, name: str) -> str:
     """The error message for a text whose first word is unknown."""
     names = ["on", "off", *PRESETS]
     if name == "pcd":
         return f"pcd is {text!r}, which is a method's name; write {text[len('pcd:') :] or 'paper'}"
     return (
-        f"pcd is {text!r}, which is not a setting{_near(name, names)}; allowed: {', '.join(names)}, values such as "
-        "beta=1.5:window=64, or a profile's file (.json)"
+        f"pcd is {text!r}, which is not a setting{_near(name, names)}; allowed: {', '.join(names)}, a preset with values such as "
+        "paper:beta=1.5:window=64, or a profile's file (.json)"
     )
 
 

@@ -35,7 +35,7 @@ def measure(model: Path, methods: dict[str, PCDConfig | None], *lengths: int, **
 
 
 def test_every_method_is_measured_at_every_length_plain_first(model: Path) -> None:
-    names = ("greedy", "pcd", "pcd:cache=shared:evaluation=alternate")
+    names = ("greedy", "pcd", "pcd:paper:cache=shared:evaluation=alternate")
     rows = measure(model, methods_for(names), 64, 16)
     assert [(row.n_past, row.method) for row in rows] == [(n, name) for n in (16, 64) for name in names]
     for row in rows:
@@ -99,19 +99,21 @@ def test_prompts_have_the_tokens_asked_for(model: Path, monkeypatch: pytest.Monk
 
 
 def test_memory_is_that_of_the_cache_and_half_again_for_second_keys(model: Path) -> None:
-    names = ["pcd", "pcd:window", "pcd:window=20", "pcd:cache=separate"]
+    names = ["pcd", "pcd:window", "pcd:paper:window=20", "pcd:paper:cache=separate"]
     rows = {row.method: row for row in measure(model, methods_for(names))}
     assert rows["greedy"].kv_bytes == 256 * 3 * 2 * 16 * 2 * 2  # cells, layers, KV heads of 16, K and V of f16
     assert rows["pcd:window"].kv_bytes == rows["greedy"].kv_bytes
-    assert rows["pcd:cache=separate"].kv_bytes == pytest.approx(2 * rows["greedy"].kv_bytes, rel=0.01)
+    assert rows["pcd:paper:cache=separate"].kv_bytes == pytest.approx(2 * rows["greedy"].kv_bytes, rel=0.01)
     assert (
-        rows["pcd"].kv_bytes == rows["pcd:window=20"].kv_bytes == pytest.approx(1.5 * rows["greedy"].kv_bytes, rel=0.01)
+        rows["pcd"].kv_bytes
+        == rows["pcd:paper:window=20"].kv_bytes
+        == pytest.approx(1.5 * rows["greedy"].kv_bytes, rel=0.01)
     )
 
 
 def test_a_cut_saves_twins_and_an_answer_that_is_contrasted_is_what_is_timed(model: Path) -> None:
     sure = PCDConfig(evaluation="alternate", relative_top=1.0)  # only the most probable token is plausible
-    rows = measure(model, {**methods_for(["pcd:min_first_entropy=100:evaluation=fused"]), "sure": sure})
+    rows = measure(model, {**methods_for(["pcd:paper:min_first_entropy=100:evaluation=fused"]), "sure": sure})
     assert [row.twins for row in rows] == [0, 1, 0]
 
 
@@ -127,11 +129,11 @@ def test_a_text_fills_the_cache(model: Path, tmp_path: Path, capsys: pytest.Capt
 
 
 def test_methods_are_settings() -> None:
-    names = ["pcd:cautious", "pcd:cache=separate:type_k_over=q8_0"]
+    names = ["pcd:cautious", "pcd:paper:cache=separate:type_k_over=q8_0"]
     methods = methods_for(names)
     assert list(methods) == ["greedy", *names]
     assert methods["pcd:cautious"] == PCDConfig.preset("cautious")
-    assert methods["pcd:cache=separate:type_k_over=q8_0"] == PCDConfig(cache="separate", type_k_over="q8_0")
+    assert methods["pcd:paper:cache=separate:type_k_over=q8_0"] == PCDConfig(cache="separate", type_k_over="q8_0")
     assert methods["greedy"] is None
     for name, remedy in (
         ("fast", "'fast'"),
@@ -190,7 +192,7 @@ def test_the_table_is_readable_in_80_columns(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    methods = "pcd:unsure,pcd:cache=separate,pcd:evaluation=alternate:relative_top=0.1"
+    methods = "pcd:unsure,pcd:paper:cache=separate,pcd:paper:evaluation=alternate:relative_top=0.1"
     assert main(["bench", str(model), "--length", "16", "--method", methods, *QUICK]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80 and "16 tokens" in lines

@@ -123,9 +123,9 @@ import pypcd
 
 llm = pypcd.Llama(sys.argv[1], n_ctx=256, n_threads=1, n_threads_batch=1, n_gpu_layers=0)
 for setting in ({}, {"cache": "shared"}, {"cache": "separate"}, {"perturbation": "none", "window": 8}):
-    refusal = pypcd.engine.pcd_refusal(llm, pypcd.PCDConfig.resolve(setting))
+    refusal = pypcd.engine.pcd_refusal(llm, pypcd.PCDConfig(**setting))
     try:
-        llm.pcd = setting
+        llm.pcd = pypcd.PCDConfig(**setting)
         assert refusal is None, refusal
         llm.eval([3, 4, 5])
         print("runs")
@@ -193,7 +193,7 @@ def fields(setting: Setting | None) -> dict[str, float] | None:
 
 def test_the_setting_in_force_is_the_librarys(tiny: Tiny, load: Any) -> None:
     """Also where somebody else changed it, by the C API."""
-    llm = load(tiny("llama"), "beta=1.7:alpha=0.15:window=40")
+    llm = load(tiny("llama"), "paper:beta=1.7:alpha=0.15:window=40")
     assert llm.pcd == pypcd.PCDConfig(beta=1.7, alpha=0.15, window=40)
     for setting in KINDS[1:]:
         turn_on(llm, setting)
@@ -315,6 +315,6 @@ print("ok")
 def test_whichever_allocation_fails_a_change_holds_whole_or_not_at_all(
     before: Any, after: Any, tiny: Tiny, preload: Path
 ) -> None:
-    settings = repr((before, pypcd.PCDConfig(**after).as_dict()))
-    done = run_python(FAILING, tiny("llama"), preload, settings, LD_PRELOAD=str(preload))
+    before, after = (one if one is False else pypcd.PCDConfig(**one).as_dict() for one in (before, after))
+    done = run_python(FAILING, tiny("llama"), preload, repr((before, after)), LD_PRELOAD=str(preload))
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr

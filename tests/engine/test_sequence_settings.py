@@ -418,14 +418,14 @@ def test_a_sequence_may_have_its_own_contrast_or_none(tiny: Tiny, load: Load) ->
         with pytest.raises(ValueError, match=f"seq_id is {seq_id!r}; allowed: an integer from 0 to 191"):
             llm.set_sequence_pcd(seq_id, True)
     with pytest.raises(ValueError, match="gamma is 0"):
-        llm.set_sequence_pcd(0, "gamma=0")
+        llm.set_sequence_pcd(0, "paper:gamma=0")
     with pytest.raises(TypeError, match="'bta'"):
         llm.set_sequence_pcd(0, {"bta": 1})
     llm.set_sequence_pcd(0, {"gamma": 4})  # which comes before that of a call
     next(llm.generate(TOKENS[:9], pcd={"gamma": 7}))
     assert np.isfinite(llm.pcd_logits().contrasted).sum() == 4
     llm.pcd = False
-    llm.set_sequence_pcd(0, {"alpha": 0.5})  # it waits for PCD, which judges it
+    llm.set_sequence_pcd(0, "paper:alpha=0.5")  # it waits for PCD, which judges it
     with pytest.raises(ValueError, match="sequence 0: alpha is 0.5"):
         llm.pcd = "paper"
     assert llm.pcd is None

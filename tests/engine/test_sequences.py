@@ -335,7 +335,7 @@ import re, resource, sys
 import numpy as np
 import pypcd
 
-llm = pypcd.Llama(sys.argv[1], pcd={"type_k_over": "f16"}, n_ctx=65536, n_batch=2, n_threads=1, n_threads_batch=1,
+llm = pypcd.Llama(sys.argv[1], pcd="paper:type_k_over=f16", n_ctx=65536, n_batch=2, n_threads=1, n_threads_batch=1,
                   flash_attn=False, type_k=0, type_v=0, n_gpu_layers=0)
 text = list(range(3, 23))
 llm.eval(text)

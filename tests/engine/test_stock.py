@@ -115,6 +115,7 @@ SETTINGS: list[Any] = [
     {**WINDOW, "adaptive": "jsd", "beta": 5.0},
     {"perturbation": "none", "window": 5, "n_sink": 1, "gamma": 1},
 ]
+SETTINGS = [one and pypcd.PCDConfig(**one) for one in SETTINGS]  # whole ones, also while PCD is off
 deeds = st.one_of(
     st.tuples(st.just("eval"), st.integers(1, 40)),
     st.tuples(st.just("eval"), st.just(1)),
@@ -175,7 +176,7 @@ def test_whatever_is_done_rows_are_those_of_the_native_engine(
     limit = rounding(tiny("llama"))
     for llm in pair:
         engine.clear(llm)
-        llm.pcd = WINDOW
+        llm.pcd = "window:window=20"
     for what, n in todo:
         for llm in pair:
             do(llm, what, n)
@@ -208,7 +209,7 @@ def test_whatever_was_done_rows_are_those_of_a_fresh_context(
         do(llm, what, n, n_ctx=255)  # and one more below
     for one in (llm, fresh):
         one.pcd = False
-        one.pcd = setting
+        one.pcd = pypcd.PCDConfig(**setting)
     llm.eval([5])
     text = llm.input_ids[: llm.n_tokens].tolist()
     engine.clear(fresh)
@@ -269,6 +270,7 @@ def test_the_last_position_has_its_twin(evaluation: str, tiny: Tiny, load: Load)
 def test_settings_that_need_the_native_engine_are_refused(setting: Any, what: str, tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), WINDOW)
     before = llm.pcd
+    setting = pypcd.PCDConfig(**setting) if isinstance(setting, dict) else setting
     for attempt in (lambda: setattr(llm, "pcd", False) or setattr(llm, "pcd", setting), lambda: llm.check_pcd(setting)):
         with pytest.raises(pypcd.UnsupportedError, match=f"{what}.* needs (the native engine|pypcd's own libllama)"):
             attempt()
@@ -299,10 +301,10 @@ def test_contexts_that_can_have_no_twins_are_refused(
 ) -> None:
     llm = load(tiny(arch), False, **options)
     if why is None:
-        llm.check_pcd(WINDOW)
+        llm.check_pcd("window:window=20")
         return
     with pytest.raises(pypcd.UnsupportedError, match=why):
-        llm.pcd = WINDOW
+        llm.pcd = "window:window=20"
     assert llm.pcd is None
 
 
@@ -381,7 +383,7 @@ def test_sequences_that_are_twins_are_not_the_callers(tiny: Tiny, load: Load) ->
             assert seqs_in_memory(llm) == [0, 1]
         else:
             assert engine.decode(llm, [(5, 0, 2, True)])
-    llm.pcd = WINDOW
+    llm.pcd = "window:window=20"
     with pytest.raises(pypcd.UnsupportedError, match="sequence 2 has tokens"):
         llm.eval(TOKENS[PROMPT : PROMPT + 1])
     assert seqs_in_memory(llm) == [0, 1, 2]

@@ -175,7 +175,8 @@ def test_numbers_that_are_given_stay_and_so_does_the_usual_one_with_flash_attent
 
 
 @pytest.mark.parametrize(
-    "pcd", [False, "evaluation=fused", "cache=separate", "window=20:perturbation=none:evaluation=fused"]
+    "pcd",
+    [False, "paper:evaluation=fused", "paper:cache=separate", "paper:window=20:perturbation=none:evaluation=fused"],
 )
 def test_without_flash_attention_rows_do_not_depend_on_the_number(pcd: Any, tiny: Tiny) -> None:
     """So a run that is repeated, or continued, may have another one."""

@@ -300,7 +300,7 @@ import pypcd, llama_cpp
 from pypcd.engine import _bindings, _log
 from pypcd.engine._native import native_params
 path, evaluation, n = sys.argv[1], sys.argv[2], int(sys.argv[3])
-llm = pypcd.Llama(path, pcd={"evaluation": evaluation}, n_ctx=1024, n_batch=1024, n_gpu_layers=0, n_threads=1, n_threads_batch=1)
+llm = pypcd.Llama(path, pcd=f"paper:evaluation={evaluation}", n_ctx=1024, n_batch=1024, n_gpu_layers=0, n_threads=1, n_threads_batch=1)
 memory = llama_cpp.llama_get_memory(llm.ctx)
 batch = llama_cpp.llama_batch_init(1024, 0, 1)
 def decode(first, n, outputs):

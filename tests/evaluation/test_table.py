@@ -17,16 +17,16 @@ SUMMARIES = [EVIDENCE / name / "summary.md" for name in ("smollm2", "table1", "t
 
 
 def test_a_table_by_hand() -> None:
-    text = "## kv (accuracy)\n\n| tokens | method | score |\n| ---: | --- | ---: |\n| 100 | pcd:beta=1.5 | 75.0 |\n| 4096 | x |  |\n"
+    text = "## kv (accuracy)\n\n| tokens | method | score |\n| ---: | --- | ---: |\n| 100 | pcd:paper:beta=1.5 | 75.0 |\n| 4096 | x |  |\n"
     assert [line.split() for line in aligned(text, 80).splitlines()] == [
         ["kv", "(accuracy)"],
         [],
         ["tokens", "method", "score"],
         ["-" * 7, "-" * 13, "-" * 5],
-        ["100", "pcd:beta=1.5", "75.0"],
+        ["100", "pcd:paper:beta=1.5", "75.0"],
         ["4096", "x"],
     ]
-    assert "\n   100  pcd:beta=1.5   75.0\n" in aligned(text, 80), "numbers stand below one another"
+    assert "\n   100  pcd:paper:beta=1.5   75.0\n" in aligned(text, 80), "numbers stand below one another"
     assert aligned(text, None) == text, "a pipe gets what a file has"
 
 

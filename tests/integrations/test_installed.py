@@ -21,7 +21,7 @@ import pypcd
 ROOT = Path(__file__).resolve().parents[2]
 Tiny = Callable[..., Path]
 
-PCD = {"beta": 1.5, "gamma": 5}
+PCD = pypcd.PCDConfig(beta=1.5, gamma=5)
 SMALL: dict[str, Any] = {"n_ctx": 256, "n_threads": 1}
 STOCK_INIT = llama_cpp.Llama.__init__
 
@@ -43,7 +43,7 @@ def test_the_class_that_was_imported_before_makes_a_pypcd_llama(tiny: Tiny) -> N
     pypcd.install(PCD)
     llm = made(tiny("llama"))
     assert type(llm) is pypcd.Llama and isinstance(llm, ImportedBefore) and issubclass(pypcd.Llama, ImportedBefore)
-    assert llm.pcd == pypcd.PCDConfig(**PCD)
+    assert llm.pcd == PCD
     answers = []
     for each in (llm, pypcd.Llama(tiny("llama"), pcd=PCD, **SMALL), pypcd.Llama(tiny("llama"), **SMALL)):
         answers.append([token for token, _ in zip(each.generate([1, 5, 7], temp=0), range(20))])
@@ -62,7 +62,7 @@ def test_the_last_install_is_the_default_and_open_models_keep_theirs(tiny: Tiny)
         pypcd.uninstall()
     assert type(made(tiny("llama"), gpu=True)) is ImportedBefore
     first.eval([1, 2, 3])
-    assert first.pcd == pypcd.PCDConfig(**PCD) and first.pcd_logits().local is not None
+    assert first.pcd == PCD and first.pcd_logits().local is not None
 
 
 def test_a_pcd_of_the_callers_comes_first(tiny: Tiny) -> None:
@@ -70,7 +70,7 @@ def test_a_pcd_of_the_callers_comes_first(tiny: Tiny) -> None:
     assert made(tiny("llama"), pcd="window").pcd == pypcd.PCDConfig.resolve("window")
     assert made(tiny("llama"), pcd=False).pcd is None
     assert made(tiny("llama"), pcd="window", engine="stock").engine == "stock"
-    assert made(tiny("llama"), pcd=None).pcd == pypcd.PCDConfig(**PCD)
+    assert made(tiny("llama"), pcd=None).pcd == PCD
     with pytest.raises(ValueError, match="pcd is 'widow', which is not a setting"):
         made(tiny("llama"), pcd="widow")
 
@@ -86,13 +86,13 @@ def test_a_wrong_setting_is_refused_at_once_and_changes_nothing(setting: Any, er
     pypcd.install(PCD)
     with pytest.raises(error):
         pypcd.install(setting)
-    assert made(tiny("llama")).pcd == pypcd.PCDConfig(**PCD)
+    assert made(tiny("llama")).pcd == PCD
 
 
 def test_class_methods_make_one_too(tiny: Tiny, hub: None) -> None:
     pypcd.install(PCD)
     llm = ImportedBefore.from_pretrained("someone/something", "*.gguf", **SMALL)
-    assert type(llm) is pypcd.Llama and llm.pcd == pypcd.PCDConfig(**PCD)
+    assert type(llm) is pypcd.Llama and llm.pcd == PCD
 
 
 # --- keywords ---
@@ -102,7 +102,7 @@ def test_unknown_keywords_are_one_warning_that_names_them(tiny: Tiny) -> None:
     pypcd.install(PCD)
     with pytest.warns(UserWarning, match="'gpu', 'n_ctxx'; ignored") as seen:
         llm = made(tiny("llama"), gpu=True, n_ctxx=3)
-    assert len(seen) == 1 and seen[0].filename == __file__ and llm.pcd == pypcd.PCDConfig(**PCD)
+    assert len(seen) == 1 and seen[0].filename == __file__ and llm.pcd == PCD
     with pytest.raises(TypeError, match="Llama has no argument 'gpu'"):
         pypcd.Llama(tiny("llama"), gpu=True)
     with warnings.catch_warnings():  # what llama_cpp had once, and changes nothing; a tokenizer alone
@@ -156,11 +156,11 @@ def test_copies_and_pickles(tiny: Tiny) -> None:
     llm = made(tiny("llama"))
     new = pickle.dumps(llm)
     for again in (copy.copy(llm), pickle.loads(new), copy.copy(before), pickle.loads(old)):
-        assert type(again) is pypcd.Llama and again.pcd == pypcd.PCDConfig(**PCD)
+        assert type(again) is pypcd.Llama and again.pcd == PCD
     llm.pcd = False
     assert copy.copy(llm).pcd is None, "it was turned off"
     pypcd.uninstall()
-    assert pickle.loads(new).pcd == pypcd.PCDConfig(**PCD) and type(pickle.loads(old)) is ImportedBefore
+    assert pickle.loads(new).pcd == PCD and type(pickle.loads(old)) is ImportedBefore
 
 
 def test_a_wrapper_that_others_put_around_it_stays(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,7 +182,7 @@ def test_the_command(pcd: str, engine: str, tasks: Path, tmp_path: Path, monkeyp
         ("pcd=unsure", "model_args has no path; write --model_args path=model.gguf"),
         ("path=demo,n_ctxx=512", r"model_args has 'n_ctxx', which is unknown \(did you mean 'n_ctx'\?\); allowed: "),
         ("path=demo,pcd=unsuer", r"pcd is 'unsuer', which is not a setting \(did you mean 'unsure'\?\); allowed: "),
-        ("path=demo,pcd=sequences=chosen", "sequences is 'chosen', which contrasts nothing here; allowed: 'all'"),
+        ("path=demo,pcd=paper:sequences=chosen", "sequences is 'chosen', which contrasts nothing here; allowed: 'all'"),
         ("path=nowhere.gguf", "nowhere.gguf"),
     ],
 )

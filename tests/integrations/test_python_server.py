@@ -24,7 +24,7 @@ for package in ("fastapi", "starlette_context", "sse_starlette", "uvicorn", "pyd
 Tiny = Callable[..., Path]
 
 START = "import runpy, pypcd; runpy.run_module('llama_cpp.server', run_name='__main__', alter_sys=True)"
-DEFAULT = "beta=1.5:gamma=5"
+DEFAULT = "paper:beta=1.5:gamma=5"
 PROMPT = "bada what? The value of the third key is not here, and neither is the second."
 MESSAGES = [{"role": "user", "content": PROMPT}]
 SMALL: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "chat_format": "chatml"}

@@ -38,11 +38,11 @@ PAIRS: list[Pair] = [
     (SHARED, TOKENS[30:36]),
 ]
 SETTINGS = [
-    "beta=1.5",
-    "cache=shared:beta=1.5",
-    "cache=separate:beta=1.5",
-    "window=8:perturbation=none:beta=0.75:relative_top=0.3",
-    "adaptive=jsd:relative_top=0.1",
+    "paper:beta=1.5",
+    "paper:cache=shared:beta=1.5",
+    "paper:cache=separate:beta=1.5",
+    "paper:window=8:perturbation=none:beta=0.75:relative_top=0.3",
+    "paper:adaptive=jsd:relative_top=0.1",
 ]
 
 STOCK = pytest.param("window:window=4:gamma=3", id="stock", marks=on_stock)
@@ -171,7 +171,9 @@ def test_scores_are_the_references_contrast_without_a_cut(setting: str, tiny: Ti
         assert one == pytest.approx(value, abs=limit * len(rest)) and is_one == is_greedy
 
 
-@pytest.mark.parametrize("setting", ["beta=2.5:gamma=4", "beta=4:relative_top=0.9", "window:window=4:gamma=3", STOCK])
+@pytest.mark.parametrize(
+    "setting", ["paper:beta=2.5:gamma=4", "paper:beta=4:relative_top=0.9", "window:window=4:gamma=3", STOCK]
+)
 def test_greedy_means_what_generation_writes_with_its_cut(setting: str, tiny: Tiny, load: Load) -> None:
     """The best token of the whole row is often another one, which the cut excludes."""
     config = PCDConfig.resolve(setting)
@@ -235,7 +237,7 @@ def test_floors_decide_as_in_generation(tiny: Tiny, load: Load) -> None:
 
 
 def test_the_models_own_setting_is_there_again(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), "beta=0.5", n_seq_max=5)
+    llm = load(tiny("llama"), "paper:beta=0.5", n_seq_max=5)
     before = llm.pcd
     running = Texts(llm, 4, PCDConfig(beta=2)).score(PAIRS)
     next(running)
@@ -255,7 +257,7 @@ def answers(llm: pypcd.Llama, config: PCDConfig | None = None, n: int = 3, **kwa
 
 
 @pytest.mark.parametrize(
-    "setting", [None, "beta=1.5", "window:window=4:beta=4", "cache=separate:min_first_entropy=6.3", STOCK]
+    "setting", [None, "paper:beta=1.5", "window:window=4:beta=4", "paper:cache=separate:min_first_entropy=6.3", STOCK]
 )
 def test_answers_are_pypcd_llamas(setting: str | None, tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), False, n_seq_max=4)

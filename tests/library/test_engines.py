@@ -24,7 +24,7 @@ def said(call):
         return f"{type(error).__name__}: {error}"
 def opened(**more):
     return pypcd.Llama(sys.argv[1], n_ctx=256, n_threads=1, **more)
-llm = opened(pcd={"perturbation": "none", "window": 8})
+llm = opened(pcd="window:window=8")
 llm.eval(list(range(5, 45)))
 print(llm.engine, llm.pcd_stats().n_twins, llm.pcd_logits().local is not None)
 """

@@ -107,7 +107,7 @@ CALLS: dict[str, tuple[Callable[[pypcd.Llama], Any], dict[str, Any]]] = {
     "state": (restored, {}),
     "pickle": (copied, {}),
     "end": (to_the_end, {}),
-    "beam": (answered("beam:3+pcd:window=9:perturbation=none"), {"n_seq_max": 8}),
+    "beam": (answered("beam:3+pcd:paper:window=9:perturbation=none"), {"n_seq_max": 8}),
     "cad": (answered("cad:0.5"), {"n_seq_max": 8}),
     "replay": (answered("replay:3"), {}),
 }

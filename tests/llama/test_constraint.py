@@ -23,7 +23,7 @@ from pypcd.llama import LEFT_PLAIN
 
 PROMPT = "The keys are red, blue and green. The first of the keys is"
 MESSAGES = [{"role": "user", "content": PROMPT}]
-SETTING = {"perturbation": "none", "window": 8, "beta": 3.0, "evaluation": "fused"}
+SETTING = pypcd.PCDConfig(perturbation="none", window=8, beta=3.0, evaluation="fused")
 LETTERS = 'root ::= "<" [a-z] [a-z] [a-z] [a-z] [a-z] [a-z] [a-z] [a-z] ">"'
 FORM = re.compile("<[a-z]{8}>")
 BEGUN = re.compile(b"<[a-z]{0,8}|<[a-z]{8}>")  # a beginning of it
@@ -106,7 +106,7 @@ def test_it_is_plain_and_the_calls_own_setting_wins(way: str, pair: tuple[pypcd.
         for text in (plain, contrasted):
             value = json.loads(text)
             assert list(value) == ["key"] and re.fullmatch("[a-z]{12}", value["key"])
-    assert llm.pcd == pypcd.PCDConfig(**SETTING)
+    assert llm.pcd == SETTING
 
 
 def test_what_a_contrast_changes_and_that_it_is_left_out(pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
@@ -151,9 +151,9 @@ def test_a_stream_leaves_other_calls_their_setting(pair: tuple[pypcd.Llama, pypc
     stream = llm(PROMPT, grammar=grammar(), stream=True, **ALL)
     assert llm.pcd_stats().n_constrained == 0, "answers count when they begin"
     text = said(next(stream))
-    assert llm.pcd == pypcd.PCDConfig(**SETTING) and llm.pcd_stats().n_constrained == 1
+    assert llm.pcd == SETTING and llm.pcd_stats().n_constrained == 1
     text += said(stream)
-    assert text == plain and llm.pcd == pypcd.PCDConfig(**SETTING)
+    assert text == plain and llm.pcd == SETTING
     asked = llm(PROMPT, grammar=grammar(), stream=True, pcd=SETTING, **ALL)
     assert said(asked) == said(stock(PROMPT, grammar=grammar(), pcd=SETTING, **ALL))
 
@@ -204,7 +204,7 @@ def test_a_grammar_masks_what_it_does_not_allow(tiny: Tiny, load: Load) -> None:
         engine.Grammar(llm, "root ::= nothing-like-it")
 
 
-@pytest.mark.parametrize("name", ["greedy", "pcd:perturbation=none:window=8:beta=3.0"])
+@pytest.mark.parametrize("name", ["greedy", "pcd:paper:perturbation=none:window=8:beta=3.0"])
 def test_methods_answer_under_a_grammar_as_llama_does(name: str, pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
     _, stock = pair
     answer = decode.parse(name).generate(stock, PROMPT, max_tokens=40, grammar=LETTERS)

@@ -42,7 +42,7 @@ USES: dict[str, str] = {  # each public method and property that needs the model
     "n_embd": "llm.n_embd()",
     "n_vocab": "llm.n_vocab()",
     "pcd": "setattr(llm, 'pcd', True)",
-    "set_sequence_pcd": "llm.set_sequence_pcd(0, {'beta': 1})",
+    "set_sequence_pcd": "llm.set_sequence_pcd(0, 'unsure')",
     "pcd_logits": "llm.pcd_logits()",
     "ask": "llm.ask(text='abc', question='b?')",
     "check_pcd": "llm.check_pcd()",

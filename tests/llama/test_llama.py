@@ -155,7 +155,7 @@ def test_every_way_to_generate_takes_pcd_for_one_call(tiny: Tiny, load: Load, mo
     for way in ways:
         contrasted, plain = way(on), way(off)
         assert contrasted != plain
-        assert way(llm, pcd={"beta": 1.5}) == contrasted  # off, on for a call, ...
+        assert way(llm, pcd="paper:beta=1.5") == contrasted  # off, on for a call, ...
         assert llm.pcd is None and way(llm) == plain  # ... and off after it
         assert way(on, pcd=False) == plain
         assert on.pcd == pypcd.PCDConfig(beta=1.5) and way(on) == contrasted
@@ -185,7 +185,7 @@ def test_the_setting_is_restored_when_a_call_fails_or_a_stream_is_abandoned(tiny
 
 def test_rows_are_those_of_the_setting_they_were_evaluated_with(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), False)
-    llm(PROMPT, max_tokens=3, temperature=0, pcd={"beta": 1.0, "gamma": 5})
+    llm(PROMPT, max_tokens=3, temperature=0, pcd="paper:beta=1.0:gamma=5")
     rows = llm.pcd_logits()
     wanted = formula.contrast(rows.standard, rows.local, beta=1.0, gamma=5)
     np.testing.assert_allclose(rows.contrasted, wanted, rtol=1e-5, atol=1e-5)
@@ -220,7 +220,13 @@ def test_a_ram_cache_gives_the_answers_of_an_uncached_model(tiny: Tiny, load: Lo
 
 
 settings_of_all_kinds = pytest.mark.parametrize(
-    "setting", [*(f"{name}:min_context=0" for name in PRESETS), "gamma=1", "gamma=2", "evaluation=alternate:gamma=3"]
+    "setting",
+    [
+        *(f"{name}:min_context=0" for name in PRESETS),
+        "paper:gamma=1",
+        "paper:gamma=2",
+        "paper:evaluation=alternate:gamma=3",
+    ],
 )
 
 
@@ -306,7 +312,7 @@ def test_an_embedding_context_embeds_as_ever_and_generates_with_pcd(tiny: Tiny, 
 
 
 def test_from_pretrained_passes_pcd_on(hub: None) -> None:
-    llm = pypcd.Llama.from_pretrained("someone/something", "*.gguf", pcd={"beta": 2}, n_ctx=256)
+    llm = pypcd.Llama.from_pretrained("someone/something", "*.gguf", pcd="paper:beta=2", n_ctx=256)
     with contextlib.closing(llm):
         assert isinstance(llm, pypcd.Llama) and llm.pcd == pypcd.PCDConfig(beta=2) and llm.n_ctx() == 256
 
@@ -372,8 +378,8 @@ def test_a_broken_template_beside_the_chats_own_harms_nothing(tiny: Tiny, load: 
 
 
 def test_repr_says_what_it_is(tmp_path):
-    llm = pypcd.Llama("demo", n_ctx=256, pcd="beta=1.5")
-    assert re.fullmatch(r"<pypcd.Llama .+demo.gguf, n_ctx=256, pcd=beta=1.5>", repr(llm))
+    llm = pypcd.Llama("demo", n_ctx=256, pcd="paper:beta=1.5")
+    assert re.fullmatch(r"<pypcd.Llama .+demo.gguf, n_ctx=256, pcd=paper:beta=1.5>", repr(llm))
     llm.pcd = False
     assert repr(llm).endswith("pcd=off>")
     llm.close()
@@ -394,7 +400,7 @@ def test_a_context_beyond_what_the_model_was_trained_for_is_said(caplog, options
     assert ("the model was trained for 2048" in caplog.text) is warns
 
 
-@pytest.mark.parametrize("setting", ["paper", "window:window=16:relative_top=0.5", "beta=0", False])
+@pytest.mark.parametrize("setting", ["paper", "window:window=16:relative_top=0.5", "paper:beta=0", False])
 @pytest.mark.parametrize("temp", [0.0, 1.5])
 def test_the_last_answer_is_counted_as_its_rows_say(setting, temp):
     """Beside a loop that reads the rows of each step itself."""
@@ -420,7 +426,7 @@ def test_the_last_answer_is_counted_as_its_rows_say(setting, temp):
         assert made.setting == llm.pcd and made.n_contrasted == contrasted and made.n_prompt == len(prompt)
         assert made.n_skipped == skipped and (skipped > 0 or "relative_top" not in str(setting))
         assert [(c.index, c.token, c.plain) for c in made.changes] == changes
-        assert made.n_tokens == 40 and (setting in ("beta=0", False) or contrasted)
+        assert made.n_tokens == 40 and (setting in ("paper:beta=0", False) or contrasted)
         llm.create_completion("x", max_tokens=3, pcd="paper")
         assert llm.last_answer.setting == pypcd.PCDConfig() and llm.last_answer.n_tokens <= 3
         llm.create_completion("x", max_tokens=3, pcd=False)

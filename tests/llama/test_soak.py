@@ -63,14 +63,14 @@ def test_a_context_in_long_use_gives_the_rows_of_a_fresh_one(
             llm.eval(more[: 250 - len(text)])
             text += more[: 250 - len(text)]
         elif dice < 0.01:  # one answer without PCD, or with another setting
-            llm.pcd = rng.choice([False, {"alpha": 0.4}, {"cache": "shared"}])
+            llm.pcd = rng.choice([False, "paper:alpha=0.4", "paper:cache=shared"])
         elif dice < 0.05:
-            llm.pcd = {**setting, "alpha": 0.2}
+            llm.pcd = pypcd.PCDConfig(**{**setting, "alpha": 0.2})
         token = rng.randrange(3, 384)
         llm.eval([token])
         text.append(token)
         if step % CHECK_EVERY == 0:
-            llm.pcd = {**setting, "alpha": 0.2}
+            llm.pcd = pypcd.PCDConfig(**{**setting, "alpha": 0.2})
             llm.eval([7])
             text.append(7)
             same_rows_afresh(llm, fresh, text, rounding(path))

@@ -71,7 +71,7 @@ def test_salience_prints_and_writes_the_same_figures(capsys, tmp_path) -> None:
     curves = read_csv(tmp_path / "salience.csv")
     assert [float(c["gold_logit"]) for c in curves] == [c["gold_logit"] for c in record["cells"]]
     assert float(curves[0]["other_logit_1"]) == record["cells"][0]["competitor_logits"][0]
-    first = json.loads(run(capsys, *QUICK, "--json", "--seed=1", "--pcd=beta=0"))
+    first = json.loads(run(capsys, *QUICK, "--json", "--seed=1", "--pcd=paper:beta=0"))
     assert first["pcd"]["beta"] == 0
     for plain, mine in zip(first["cells"][::2], first["cells"][1::2]):
         assert plain["salience"] == mine["salience"]  # beta 0 leaves the order of L

@@ -228,7 +228,7 @@ def test_the_command_draws_a_token_that_plain_decoding_would_not_write(capsys, t
     def run(*more: str) -> int:
         return command("one_answer", one_answer.add_arguments, one_answer.run, [*words, *more])
 
-    assert run("--pcd=beta=0") == 1
+    assert run("--pcd=paper:beta=0") == 1
     assert "was not drawn: plain decoding writes the same" in capsys.readouterr().err and not picture.exists()
     assert run() == 0 and picture.read_bytes().startswith(b"<?xml")
     with pypcd.Llama("demo", n_threads=1) as llm:

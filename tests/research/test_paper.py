@@ -122,7 +122,7 @@ def test_the_papers_figures_are_as_printed() -> None:
 def test_table_1_changes_each_value_alone() -> None:
     table = PAPER_TABLES["table1"]
     plan = Plan("m.gguf", ("kv-authors",), table.methods, (8192,), n=10)
-    best = {"pcd:beta=1.5": 9, "pcd:gamma=50": 8}
+    best = {"pcd:paper:beta=1.5": 9, "pcd:paper:gamma=50": 8}
     records = made_up(plan, lambda method, i: float(i < best.get(method, 5)))
     text = table.markdown(plan, records)
     assert "| beta | 1.0-4.0 | 2.5 | 77.90, 3.1 | 56.7, 222.2 | 1.5: 90.0 | +40.0 [+10.0, +70.0] ~ |" in text

@@ -245,7 +245,8 @@ def test_the_body_comes_before_the_suffix_and_that_before_the_server(server: Ser
     changed = of(server, model="demo:pcd-cautious", pcd={"gamma": 5})
     assert changed["beta"] == 1.5 and changed["gamma"] == 5
     assert (
-        of(server, pcd={})["beta"] == 2.5 and of(server, model="demo:pcd-cautious", pcd="beta=3")["relative_top"] == 0
+        of(server, pcd={})["beta"] == 2.5
+        and of(server, model="demo:pcd-cautious", pcd="paper:beta=3")["relative_top"] == 0
     )
     for asked in ({"pcd": True}, {"pcd": "on"}, {"model": "demo:pcd"}, {"model": "demo:pcd-paper", "pcd": True}):
         for at in (server, off):
@@ -264,7 +265,8 @@ def test_what_another_server_could_do_is_refused_with_a_sentence(server: Server)
         ("tuned.json", "a request cannot name a file"),
         ("blog", "`pypcd serve --pcd`"),
         ("blog:beta=1", "`pypcd serve --pcd`"),
-        ("alpha=0.3", "alpha is 0.3, this server's is 0.2"),
+        ("alpha=0.3", "write paper:alpha=0.3 or unsure:alpha=0.3"),
+        ("paper:alpha=0.3", "alpha is 0.3, this server's is 0.2"),
         ("x" * 200000, "allowed: "),
     ):
         said = refused(server, pcd=setting)

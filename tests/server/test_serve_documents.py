@@ -584,7 +584,7 @@ def test_without_pypcd_serve_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch
     with server.running():
         assert server.wait_until_ready()
         assert "`pypcd serve`" in rejected(server, documents=[{"name": "a", "text": "b"}])
-        assert "`pypcd serve`" in rejected(server, pcd="beta=2")
+        assert "`pypcd serve`" in rejected(server, pcd="paper:beta=2")
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux")
@@ -596,7 +596,7 @@ def test_a_setting_is_read_once() -> None:
         for known in (True, False, "on", "off", "cautious", "window"):
             asked(pcd=known)
         assert not workers(server), "presets are known from the start"
-        settings = [{"pcd": "beta=2"}, {"pcd": {"gamma": 3}}, {"pcd": {"gamma": 3}, "model": "demo:pcd-cautious"}]
+        settings = [{"pcd": "paper:beta=2"}, {"pcd": {"gamma": 3}}, {"pcd": {"gamma": 3}, "model": "demo:pcd-cautious"}]
         read = [asked(**fields) for fields in settings]
         assert [(one["beta"], one["gamma"]) for one in read] == [(2, 30), (2.5, 3), (1.5, 3)]
         (pid,) = workers(server)

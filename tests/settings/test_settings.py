@@ -63,7 +63,7 @@ def test_words_are_joined_by_colons_alone(text: str) -> None:
 
 def test_a_comma_within_a_method_is_explained() -> None:
     with pytest.raises(ValueError, match="no method 'window=64', a value follows its method and a colon"):
-        parse("window=64")  # what is left of pcd:beta=1.5,window=64, since commas stand between methods
+        parse("window=64")  # what is left of pcd:paper:beta=1.5,window=64, since commas stand between methods
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,7 @@ def test_a_comma_within_a_method_is_explained() -> None:
         ("gentle", "it is called 'unsure' now"),
         ("off:beta=1", "which is not a setting"),
         ("beta=", "name=value"),
+        ("beta=1", r"pcd is 'beta=1', values without a preset; write paper:beta=1 or unsure:beta=1$"),
         ("beta=1:beta=2", "beta is given twice, 1 and 2"),
         ("beta=1:window", "'window' is not a value; write it as name=value"),
         ("=1", "'=1' is not a value"),
@@ -93,10 +94,9 @@ def test_what_is_not_a_setting_is_answered_with_what_is(text: str, message: str)
         PCDConfig.resolve(text)
 
 
-@given(anything, st.sampled_from([None, "on", *PRESETS]), st.sampled_from(["beta=1.5", "gamma=5:min_context=3"]))
-def test_a_text_means_the_same_whatever_is_in_force(base: PCDConfig, first: str | None, values: str) -> None:
-    text = f"{first}:{values}" if first else values
-    start = PCDConfig.resolve(first) if first else PCDConfig()
+@given(anything, st.sampled_from(["on", *PRESETS]), st.sampled_from(["beta=1.5", "gamma=5:min_context=3"]))
+def test_a_text_means_the_same_whatever_is_in_force(base: PCDConfig, first: str, values: str) -> None:
+    text, start = f"{first}:{values}", PCDConfig.resolve(first)
     typed = read_values(values.split(":"))
     assert PCDConfig.resolve(text, base) == PCDConfig.resolve(text) == start.replace(**typed)  # type: ignore[union-attr]
     assert PCDConfig.resolve(typed, base) == base.replace(**typed)
@@ -105,20 +105,26 @@ def test_a_text_means_the_same_whatever_is_in_force(base: PCDConfig, first: str 
 def test_a_text_is_a_whole_setting_and_a_mapping_a_change() -> None:
     base = PCDConfig(beta=7, window=64)
     assert PCDConfig.resolve(None) is PCDConfig.resolve(False) is PCDConfig.resolve(False, base) is None
-    assert PCDConfig.resolve({}) == PCDConfig() and PCDConfig.resolve({}, base) == base
+    assert PCDConfig.resolve({}) is None and PCDConfig.resolve({}, base) == base
     assert PCDConfig.resolve({"gamma": 5}, base) == base.replace(gamma=5)
     assert PCDConfig.resolve(PCDConfig(gamma=3), base) == PCDConfig(gamma=3)
-    assert PCDConfig.resolve("gamma=5", base) == PCDConfig.resolve("paper:gamma=5", base) == PCDConfig(gamma=5)
-    assert PCDConfig.resolve("window=off:type_k_over=none", base) == PCDConfig.resolve("paper", base) == PCDConfig()
-    assert PCDConfig.resolve("window=none:cache=shared") == PCDConfig(cache="shared")
+    assert PCDConfig.resolve("paper:gamma=5", base) == PCDConfig(gamma=5)
+    assert (
+        PCDConfig.resolve("paper:window=off:type_k_over=none", base) == PCDConfig.resolve("paper", base) == PCDConfig()
+    )
+    assert PCDConfig.resolve("paper:window=none:cache=shared") == PCDConfig(cache="shared")
     for text in ("on", "ON", True):
         assert PCDConfig.resolve(text, base) == PCDConfig.resolve(text) == PCDConfig.preset("unsure")
     assert PCDConfig.resolve("cautious:beta=2", base) == PCDConfig.preset("cautious").replace(beta=2)
     assert PCDConfig.resolve("off", base) is None
+    with pytest.raises(
+        ValueError, match="^pcd is .'beta': 1., which .* PCD is off; write paper:beta=1 or unsure:beta=1$"
+    ):
+        PCDConfig.resolve({"beta": 1})
 
 
 def test_a_setting_is_shown_as_the_nearest_preset_and_what_differs() -> None:
-    assert PCDConfig(beta=1.5, window=64).describe() == "beta=1.5:window=64"
+    assert PCDConfig(beta=1.5, window=64).describe() == "paper:beta=1.5:window=64"
     assert list(PRESETS) == ["paper", "unsure", "cautious", "window", "blog"]
     for name in PRESETS:
         assert PCDConfig.preset(name) == PCDConfig.resolve(name)
