@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pypcd
 from pypcd import ModelError, UnsupportedError, engine
 from pypcd.cli import _options, _terminal
-from pypcd.document import Document, read_document
+from pypcd.document import Document
+from pypcd.document.folder import read_files
 
 if TYPE_CHECKING:
     from pypcd.decode import Method
@@ -49,10 +50,10 @@ def open_for(
     return open_model(args.model, n_ctx=n_ctx, n_seq_max=max(method.n_sequences for method in methods), **options)
 
 
-def read(path: str | os.PathLike[str]) -> Document:
-    """read_document(), with a sign of life: a PDF may take long."""
-    with _terminal.Bar(None, f"reading {os.fspath(path)}"):
-        return read_document(path)
+def read(given: Sequence[str | os.PathLike[str]]) -> tuple[list[Document], str]:
+    """read_files(), with a sign of life: a PDF may take long."""
+    with _terminal.Bar(None, f"reading {', '.join(map(str, given))}"):
+        return read_files(given)
 
 
 def open_model(path: str, **options: Any) -> pypcd.Llama:

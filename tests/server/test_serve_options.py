@@ -5,22 +5,30 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
+import re
+import shutil
 import socket
+import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from clients import LOOK_UP, check_call
-from serving import BASE, MESSAGES, MUTE_ROUTES, PROMPTS, SMALL, ask, complete, is_greedy, ready, refused
+from serving import BASE, MESSAGES, MUTE_ROUTES, PROMPTS, SECONDS, SMALL, ask, complete, is_greedy, ready, refused
 
 import pypcd
 from pypcd import PCDConfig
-from pypcd.server import Server
+from pypcd.gguf import DEMO_MODEL
+from pypcd.server import Server, model_list, options
 from pypcd.settings.config import PRESETS
 
 pytest_plugins = ["serving", "clients"]  # fixtures
 
+HELLO = {"prompt": "a", "n_predict": 1}
 C_NAMES = ("llama_", "kv_unified")
 
 
@@ -111,6 +119,117 @@ def test_an_answer_that_does_not_match_its_format_is_a_fault_of_the_server(tools
     assert "does not match the expected" in answer["error"]["message"]
     status, answer = ask(tools, "/v1/chat/completions", {**body, "pcd": "nonsense"})
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+
+
+# -- what pypcd has to know of ----------------------------------------------------------------------------------------
+
+
+def test_the_names_of_options_are_those_of_llama_servers_help() -> None:
+    server = Server("demo", port=0)
+    command = [server.command[0], "--help"]
+    helped = subprocess.run(command, env=server.environment, capture_output=True, text=True, check=True)
+    of_name: dict[str, set[str]] = {}
+    for text in (text.split("\n\n")[0] for text in re.split(r"\n(?=-)", helped.stdout)):
+        names = re.findall(r"[a-z][\w-]*", re.match(r"(--?[a-z][\w-]*(, +)?)*", text)[0].replace(" -", " "))
+        variables = re.findall(r"\(env:\s+(\w+)\)", text)
+        told = {*names, *variables, *(variable.replace("_ARG_", "_ARG_NO_") for variable in variables)}
+        of_name |= dict.fromkeys(names, told)
+    for name, ours in options._NAMES.items():
+        assert name in of_name[ours], (name, ours)
+
+
+PREFIXED = [(["--api-prefix", "/llm"], {}), (["--api_prefix", "/a.b/c"], {}), ([], {"LLAMA_ARG_API_PREFIX": "/llm"})]
+
+
+@pytest.mark.parametrize("models", [["demo"], ["demo", "twin.gguf"]])
+@pytest.mark.parametrize(("given", "environment"), PREFIXED)
+def test_it_serves_under_a_prefix(
+    given: list[str], environment: dict[str, str], models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(DEMO_MODEL, "twin.gguf")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    server = Server(model_list.read(models), port=0, parallel=1, options=[*SMALL, *given])
+    end = time.monotonic() + SECONDS
+    with server.running():
+        assert server.wait_until_ready(lambda: time.monotonic() > end), "nobody finds it"
+        prefix = [*given, *environment.values()][-1]
+        assert server.url == f"http://127.0.0.1:{server.port}{prefix}" and "demo:pcd" in server.names()
+        status, answer = ask(server, f"{prefix}/completion", {**HELLO, "model": "demo:pcd-cautious"})
+        assert status == 200 and answer["timings"]["pcd_setting"].startswith("cautious"), answer
+        assert server.has_page() and ask(server, "/health")[0] == 404
+
+
+@pytest.mark.parametrize("where", ["words", "file", "variable", "variable of a file"])
+def test_a_key_is_known_wherever_it_stands(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\n\nsesame, as it stands\nanother\n", encoding="utf-8")
+    variable = {
+        "variable": ("LLAMA_API_KEY", "sesame,another"),
+        "variable of a file": ("LLAMA_ARG_API_KEY_FILE", str(file)),
+    }
+    if where in variable:
+        monkeypatch.setenv(*variable[where])
+    words = {"words": ["--api-key", "sesame,another"], "file": ["--api-key-file", str(file)]}
+    with ready(parallel=1, options=[*SMALL, *words.get(where, [])]) as server:
+        assert server.has_key and "demo:pcd" in server.names()
+        assert ask(server, "/v1/models", Authorization="Bearer another")[0] == 200
+        assert ask(server, "/completion", HELLO)[0] == 401
+
+
+def test_where_a_server_runs_is_told_to_pypcd_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables are not passed on: they would change what the command line says."""
+    before = set(os.environ)
+    for name in (name for name in options.ELSEWHERE if name.isupper()):
+        monkeypatch.setenv(name, "nonsense")
+    unread = set(os.environ) - before
+    with ready(parallel=1, options=SMALL) as server:
+        (remark,) = server.remarks
+        assert len(unread) > 9 and all(name in remark for name in unread) and not unread & server.environment.keys()
+        assert ask(server, "/completion", HELLO)[1]["model"] == "demo"
+
+
+def test_a_word_comes_before_the_file_of_models_and_that_before_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ini = tmp_path / "models.ini"
+    ini.write_text(
+        "[a]\nmodel = demo\nctx-size = 2048\nload-on-startup = on\n[b]\nmodel = demo\nload-on-startup = on\n"
+    )
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "1024")
+    for words, sizes in (([], (1024, 512)), (["-c", "768"], (384, 384))):
+        with ready(model_list.read([str(ini)]), parallel=2, options=words) as server:
+            answers = [ask(server, "/props?model=" + name) for name in "ab"]
+            assert tuple(props["default_generation_settings"]["n_ctx"] for _, props in answers) == sizes
+    alone = Server("demo", port=0, parallel=2)
+    assert (
+        "--ctx-size" not in alone.command and alone.command[alone.command.index("--kv-unified-per-slot") + 1] == "512"
+    )
+
+
+def test_on_vertex_ai_the_port_is_its(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv("AIP_MODE", "PREDICTION")
+    monkeypatch.setenv("AIP_HTTP_PORT", str(port))
+    with ready(parallel=1, options=SMALL) as server:
+        assert server.port == port and str(port) in server.remarks[0] and ask(server, "/health")[0] == 200
+
+
+def test_where_ggml_gives_up_a_value_may_be_the_reason() -> None:
+    server = Server("demo", port=0)
+    said = "src/llama-context.cpp:2277: GGML_ASSERT(n_outputs_max <= cparams.n_outputs_max) failed"
+    server.command = [
+        sys.executable,
+        "-c",
+        f"import os\nprint({said!r}, flush=True)\nprint('detached', flush=True)\nos.abort()",
+    ]
+    with (
+        server.running(),
+        pytest.raises(pypcd.ModelError, match=r"a value of an option may have caused: src/.*_outputs_max\) failed"),
+    ):
+        server.wait_until_ready()
 
 
 # -- addresses ---------------------------------------------------------------------------------------------------------
