@@ -221,7 +221,8 @@ def _as_saved(message: Message) -> dict[str, Any]:
 
 def _of_saved(message: dict[str, Any]) -> Message:
     documents = [
-        Document.of(made["name"], made["text"], made.get("pages", ())) for made in message.get("documents", ())
+        Document.of(made["name"], made["text"], made.get("pages", ()), made.get("unit", "page"), made.get("note", ""))
+        for made in message.get("documents", ())
     ]
     return {**message, **({"documents": documents} if documents else {})}
 

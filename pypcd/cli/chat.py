@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import pathlib
 import shlex
 import signal
@@ -309,7 +310,7 @@ class Chat:
 
 def _path(text: str) -> str:
     """A file's name as it was typed; or as a terminal pastes one that was dragged there, quoted or with backslashes."""
-    if not pathlib.Path(text).expanduser().exists():
+    if not os.path.exists(os.path.expanduser(text)):  # pathlib fails on `~name` if there is no such user
         with contextlib.suppress(ValueError):  # a quotation that does not end
             words = shlex.split(text)
             return words[0] if len(words) == 1 else text

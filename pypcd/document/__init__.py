@@ -6,20 +6,21 @@ import bisect
 import codecs
 import dataclasses
 import functools
-import io
 import itertools
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
-from pypcd.document import pdf
-from pypcd.errors import InputError, PCDError, require
-from pypcd.find.segments import pieces
+from pypcd.document.apart import converted_apart
+from pypcd.document.formats import ALLOWED, format_of
+from pypcd.document.letters import paired
+from pypcd.document.parts import decoded, most
+from pypcd.errors import InputError
 
 __all__ = ["SPACE", "Document", "document_of", "read_document"]
 
 SPACE = "\n\n"  # between documents, passages and the question
+UNITS = ("page", "slide", "sheet", "chapter")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +29,10 @@ class Document:
 
     Attributes:
         name: the file's, for people.
-        pages: the offsets in the text at which its pages begin; empty: it has none, as only PDFs have.
+        pages: the offsets in the text at which its pages begin; empty: it has none.
         first_line: the file's line on which the text begins, if there are no pages.
+        unit: what the pages are: "page", "slide", "sheet" or "chapter".
+        note: a sentence on what of the file is left out, such as pictures; empty: nothing is known to be.
         chosen: which of its segments are read, in order; None: all.
     """
 
@@ -37,30 +40,38 @@ class Document:
     text: str
     pages: tuple[int, ...] = ()
     first_line: int = 1
+    unit: str = "page"
+    note: str = ""
     chosen: tuple[int, ...] | None = None
 
     @classmethod
-    def of(cls, name: str, text: str, pages: Sequence[int] = ()) -> Document:
-        """A document of a text as a file has it: without white space around it, and with one kind of line ends.
+    def of(cls, name: str, text: str, pages: Sequence[int] = (), unit: str = "page", note: str = "") -> Document:
+        """A document of a text as a file has it: without white space around it, with one kind of line ends, and as UTF-8 can hold it.
 
         Raises:
-            ValueError: the text is empty.
+            ValueError: the text is empty, or there is no such unit.
         """
+        if unit not in UNITS:
+            raise InputError(f"unit of {name} is {unit!r}; allowed: {', '.join(UNITS)}")
         parts = [text[begin:end] for begin, end in zip((0, *pages), (*pages, None))]
-        parts = [part.replace("\r\n", "\n").replace("\0", "") for part in parts]
+        parts = [paired(part).replace("\r\n", "\n").replace("\0", "") for part in parts]
         whole = "".join(parts)
         text = whole.strip()
         if not text:
-            raise InputError(f"{name} has no text; pictures of pages, such as a scan, are not read")
+            raise InputError(f"{name} has no text{note and '; ' + note}")
         n_before = whole.index(text[0])
         begins = itertools.accumulate(map(len, parts[:-1]))
         if not pages:
-            return cls(name, text, first_line=whole.count("\n", 0, n_before) + 1)
-        return cls(name, text, tuple(min(max(begin - n_before, 0), len(text)) for begin in begins))
+            return cls(name, text, first_line=whole.count("\n", 0, n_before) + 1, note=note)
+        return cls(
+            name, text, tuple(min(max(begin - n_before, 0), len(text)) for begin in begins), unit=unit, note=note
+        )
 
     @functools.cached_property
     def segments(self) -> tuple[str, ...]:
         """Its pieces, one behind the other (find.segments)."""
+        from pypcd.find.segments import pieces  # which takes longer to import than a file to read
+
         return pieces(self.text)
 
     @functools.cached_property
@@ -80,7 +91,7 @@ class Document:
         return self.spans if self.chosen is None else tuple(self.spans[i] for i in self.chosen)
 
     def place(self, begin: int, end: int) -> str:
-        """Where a part of the text stands, for people: "page 3", "pages 3-4", or without pages "line 12", "lines 12-14" of the file,
+        """Where a part of the text stands, for people: "page 3", "slides 3-4", or without pages "line 12", "lines 12-14" of the file,
         from 1. White space at the part's end does not count.
 
         Args:
@@ -95,25 +106,27 @@ class Document:
             )
         last = begin + max(len(self.text[begin:end].rstrip()), 1) - 1
         if self.pages:
-            what, numbers = "page", [bisect.bisect_right(self.pages, at) for at in (begin, last)]
+            what, numbers = self.unit, [bisect.bisect_right(self.pages, at) for at in (begin, last)]
         else:
             what, numbers = "line", [self.text.count("\n", 0, at) + self.first_line for at in (begin, last)]
         return f"{what} {numbers[0]}" if numbers[0] == numbers[1] else f"{what}s {numbers[0]}-{numbers[1]}"
 
 
 def read_document(path: str | os.PathLike[str]) -> Document:
-    """A document from a file: PDF, DOCX (without headers and footers), or a text such as Markdown, in UTF-8 or in UTF-16 with a byte
-    order mark.
+    """A document from a file: PDF, DOCX, PPTX, XLSX, XLS, ODS, EPUB, HTML, or any other text, such as Markdown, in UTF-8 or in UTF-16
+    with a byte order mark. What is no plain text is read in a process of its own.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is none of these, is damaged or encrypted, or has no text.
-        PCDError: the package that reads such files is not installed.
+        ValueError: it is none of these, is damaged or encrypted, is too large, or has no text.
     """
     if not str(path):
         raise InputError("the name of the document's file is empty")
-    place = pathlib.Path(path).expanduser()
-    return document_of(place.name, place.read_bytes(), str(path))
+    with open(os.path.expanduser(path), "rb") as file:  # pathlib fails on `~name` if there is no such user
+        data = file.read(most() + 1)
+    if len(data) > most():
+        raise InputError(f"{path} has more than {most()} bytes; PYPCD_DOCUMENT_MIB={most() >> 19} allows twice as many")
+    return document_of(pathlib.Path(path).name, data, str(path))
 
 
 def document_of(name: str, data: bytes, path: str) -> Document:
@@ -122,50 +135,13 @@ def document_of(name: str, data: bytes, path: str) -> Document:
     Args:
         path: what an error calls it.
     """
-    if data.startswith(b"%PDF-") or (
-        b"%PDF-" in data[:1024] and b"%%EOF" in data[-1024:]
-    ):  # other bytes may stand before
-        try:
-            text, pages = pdf.text_of(data)
-        except PCDError:
-            raise
-        except Exception as error:  # damaged files end in errors of any kind
-            raise InputError(f"{path} cannot be read as a PDF: {error}; it may be encrypted or damaged") from error
-        return Document.of(name, text, pages)
-    if data.startswith(b"PK\x03\x04") and (b"word/document.xml" in data or name.lower().endswith(".docx")):
-        return Document.of(name, _docx(data, path))
-    is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    if b"\0" in data[:8192] and not is_wide:
-        raise InputError(f"{path} is not a text file; allowed: texts in UTF-8, PDF, DOCX")
+    if kind := format_of(name, data, path):
+        made = converted_apart(kind, data, path)
+        return Document.of(name, made.text, made.begins, made.unit, made.note)
+    if b"\0" in data[:8192] and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InputError(f"{path} is not a text file; allowed: {ALLOWED}")
     try:
-        return Document.of(name, data.decode("utf-16" if is_wide else "utf-8-sig"))
-    except UnicodeDecodeError as error:
-        wrong = data[error.start : error.start + 1].hex()
-        raise InputError(
-            f"{path} is not in UTF-8: its byte {error.start + 1} is {wrong}; save it as UTF-8, such as with "
-            "iconv -f windows-1252 -t utf-8, if it is in Windows-1252"
-        ) from error
-
-
-def _docx(data: bytes, path: str) -> str:
-    docx = require("docx", "a DOCX", package="python-docx")
-    try:
-        parts = docx.Document(io.BytesIO(data)).iter_inner_content()
-        return "\n\n".join(text for part in parts if (text := _of_part(part)).strip())
-    except MemoryError as error:
-        raise InputError(f"{path} unpacks to more than there is memory for") from error
-    except Exception as error:  # damaged files end in errors of any kind
-        raise InputError(f"{path} cannot be read as a DOCX: {error}; it may be damaged") from error
-
-
-def _of_part(part: Any) -> str:
-    """The text of a paragraph, or of a table: a line for each row."""
-    if not hasattr(part, "rows"):
-        return str(part.text)
-    return "\n".join(" | ".join(cell.text.strip() for cell in _cells(row)) for row in part.rows)
-
-
-def _cells(row: Any) -> list[Any]:
-    """A row's cells; one that was merged of several is in it as often, and is taken once."""
-    cells = row.cells
-    return [cell for i, cell in enumerate(cells) if i == 0 or cell._tc is not cells[i - 1]._tc]
+        text = decoded(data)
+    except InputError as error:
+        raise InputError(f"{path} {error}") from error
+    return Document.of(name, text)

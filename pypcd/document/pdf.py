@@ -13,8 +13,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from pypcd.errors import require
-from pypcd.find.segments import ENDS, WIDE
+from pypcd.document.letters import ENDS, WIDE, paired
+from pypcd.document.parts import Converted, left_out, listed
+from pypcd.errors import InputError
 
 __all__ = ["text_of"]
 
@@ -52,39 +53,74 @@ class Line:
     limit: float = 0.0
 
 
-def text_of(data: bytes) -> tuple[str, tuple[int, ...]]:
-    """A PDF's text, and the offsets in it at which its pages begin.
+@dataclasses.dataclass
+class Page:
+    """
+    Attributes:
+        entered: what was filled in, in fields of a form and on top of the page.
+        is_blank: whether nothing is drawn on it.
+    """
+
+    lines: list[Line]
+    entered: list[str]
+    is_blank: bool
+    has_pictures: bool
+
+
+def text_of(data: bytes) -> Converted:
+    """A PDF's text.
 
     Raises:
-        PCDError: pypdfium2 is not installed.
+        InputError: its pages are pictures.
         PdfiumError: the file is damaged or encrypted.
     """
-    pdfium = require("pypdfium2", "a PDF")
+    import pypdfium2 as pdfium  # type: ignore[import-untyped]
+
     with ALONE, contextlib.closing(pdfium.PdfDocument(data)) as document:
-        pages = [_lines(page) for page in document]
-    pitches = _pitches(pages)
+        document.init_forms()
+        pages = [_page(page, document.formenv) for page in document]
+    pitches = _pitches([page.lines for page in pages])
     parts, length, begins = list[str](), 0, list[int]()
     last: Line | None = None
-    for lines in pages:
+    for page in pages:
         begins.append(length)
-        for i, line in enumerate(lines):
-            if last:
-                between = _between(last, line, pitches, i == 0)
-                if not between and HYPHEN.search(last.text) and (last.text[-1] == "\u00ad" or line.text[0].islower()):
+        entered = "\n".join(dict.fromkeys(page.entered))
+        blocks: list[tuple[Line | None, str]] = [(line, line.text) for line in page.lines]
+        for i, (line, text) in enumerate([*blocks, (None, entered)] if entered else blocks):
+            if parts:
+                between = _between(last, line, pitches, i == 0) if last and line else "\n\n"
+                is_cut = not between and HYPHEN.search(parts[-1]) is not None
+                if is_cut and (parts[-1][-1] == "\u00ad" or text[0].islower()):
                     parts[-1], length = parts[-1][:-1], length - 1
                 parts.append(between)
                 length += len(between)
             if i == 0:
                 begins[-1] = length
-            parts.append(line.text)
-            length += len(line.text)
+            parts.append(text)
+            length += len(text)
             last = line
-    return "".join(parts), tuple(begins)
+    return Converted("".join(parts), tuple(begins), note=_note(pages))
 
 
-def _lines(page: Any) -> list[Line]:
-    raw = require("pypdfium2", "a PDF").raw
-    width, found, words, word = page.get_width(), list[Line](), list[tuple[int, str]](), ""
+def _note(pages: Sequence[Page]) -> str:
+    unread = [i for i, page in enumerate(pages, 1) if not (page.lines or page.entered or page.is_blank)]
+    if unread and not any(page.lines or page.entered for page in pages):
+        raise InputError(
+            f"is a scan: none of its {len(pages)} pages has a text layer, and pictures are not read; "
+            "a program such as ocrmypdf adds the text"
+        )
+    if not unread:
+        return left_out({"pictures"} if any(page.has_pictures for page in pages) else ())
+    if len(unread) == 1:
+        return f"page {unread[0]} has no text layer, so it is a picture, which is not read"
+    return f"pages {listed(unread)} have no text layer, so they are pictures, which are not read"
+
+
+def _page(page: Any, form: Any) -> Page:
+    import pypdfium2 as pdfium
+
+    raw, width = pdfium.raw, page.get_width()
+    found, words, word = list[Line](), list[tuple[int, str]](), ""
     with contextlib.closing(page), contextlib.closing(page.get_textpage()) as text:
         n, code_at, handle = text.count_chars(), raw.FPDFText_GetUnicode, text.raw
         for i in range(n + 1):
@@ -100,8 +136,38 @@ def _lines(page: Any) -> list[Line]:
             if words and is_last:
                 found.append(_line(raw, handle, words, width))
             word, words = "", [] if is_last else words
+        entered = _entered(raw, page.raw, form)
+        is_blank = not raw.FPDFPage_CountObjects(page.raw)
+        has_pictures = any(True for _ in page.get_objects([raw.FPDF_PAGEOBJ_IMAGE], max_depth=3))
     _limit(found, width)
-    return found
+    return Page(found, entered, is_blank, has_pictures)
+
+
+def _entered(raw: Any, page: Any, form: Any) -> list[str]:
+    """The names and values of a form's fields, and texts that were put on top of a page."""
+    found = []
+    for i in range(raw.FPDFPage_GetAnnotCount(page)):
+        note = raw.FPDFPage_GetAnnot(page, i)
+        kind = raw.FPDFAnnot_GetSubtype(note)
+        if raw.FPDFAnnot_GetFlags(note) & raw.FPDF_ANNOT_FLAG_HIDDEN:
+            pass
+        elif kind == raw.FPDF_ANNOT_FREETEXT:
+            found.append(_string(raw, raw.FPDFAnnot_GetStringValue, note, b"Contents"))
+        elif kind == raw.FPDF_ANNOT_WIDGET and form:
+            field = form.raw, note
+            name = _string(raw, raw.FPDFAnnot_GetFormFieldAlternateName, *field)
+            name = name or _string(raw, raw.FPDFAnnot_GetFormFieldName, *field)
+            if value := _string(raw, raw.FPDFAnnot_GetFormFieldValue, *field):
+                found.append(f"{name}: {value}")
+        raw.FPDFPage_CloseAnnot(note)
+    return [text for text in found if text]
+
+
+def _string(raw: Any, call: Any, *of: Any) -> str:
+    n = call(*of, None, 0)
+    made = ctypes.create_string_buffer(n)
+    call(*of, ctypes.cast(made, ctypes.POINTER(raw.FPDF_WCHAR)), n)
+    return made.raw.decode("utf-16-le", "replace").replace("\r\n", "\n").replace("\r", "\n").rstrip("\0").strip()
 
 
 def _line(raw: Any, handle: Any, words: Sequence[tuple[int, str]], width: float) -> Line:
@@ -128,7 +194,7 @@ def _line(raw: Any, handle: Any, words: Sequence[tuple[int, str]], width: float)
             has_columns = has_columns or is_gap
             text += "  " if is_gap else " "
         text, end = text + word, place[3]
-    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # half of a pair stays no half
+    text = paired(text)
     first = places[0][1] if WIDE_CHARACTER.match(text) else places[0][3]
     return Line(text, places[0][0], end, y.value, size, first - places[0][0], has_columns)
 

@@ -10,15 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import sentencex  # type: ignore[import-untyped]
 
+from pypcd.document.letters import ENDS, WIDE
+
 __all__ = ["ENDS", "WIDE", "pieces"]
 
 LONGEST = 1200  # characters of a piece: some 250 tokens of English
 JOINED = 600  # of one that is put together from sentences or lines
 HEADING = 100  # of the longest heading
-
-# characters of scripts without spaces between words: Thai to Burmese, Khmer, Chinese, Japanese
-WIDE = r"\u0e00-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
-ENDS = re.compile(r"[.!?…。．！？।॥۔؟]['\"”’»›」』)\]）]*\s*$")  # of a sentence
 
 # ideographs, kana and Korean: each says about as much as three letters
 DENSE = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]")

@@ -20,7 +20,7 @@ TEXTS = '{"name": "report.txt", "text": "…"}'
 BYTES = '{"filename": "report.pdf", "file_data": the file\'s bytes in base64, or a data URL with them}'
 
 # those read last at its end
-_kept: collections.OrderedDict[tuple[str, str, str, tuple[int, ...]], Document] = collections.OrderedDict()
+_kept: collections.OrderedDict[tuple[str, str, str, tuple[int, ...], str], Document] = collections.OrderedDict()
 
 
 def talk_of(messages: Sequence[dict[str, Any]], documents: Any) -> list[dict[str, Any]]:
@@ -81,8 +81,7 @@ def document_in(given: Any) -> Document:
             f"a file has no file_data{' but an id or an address' if has_id else ''}; allowed: {BYTES}; this server keeps no files "
             "and fetches none"
         )
-    is_docx = data.startswith("data:") and "wordprocessingml" in data[:100]  # a DOCX is known by its name
-    return _read(_text(given, "filename") or ("document.docx" if is_docx else "document"), "file_data", data)
+    return _read(_text(given, "filename") or "document", "file_data", data)
 
 
 def _plain(given: Any) -> Document:
@@ -98,13 +97,15 @@ def _plain(given: Any) -> Document:
         raise InputError(
             f"pages is {json.dumps(pages)[:80]}; allowed: the offsets at which the text's pages begin, in order"
         )
-    return _read(_text(given, "name") or "document", "text", given["text"], tuple(pages))
+    return _read(
+        _text(given, "name") or "document", "text", given["text"], tuple(pages), str(given.get("unit") or "page")
+    )
 
 
-def _read(name: str, kind: str, data: str, pages: tuple[int, ...] = ()) -> Document:
-    key = name, kind, data, pages
+def _read(name: str, kind: str, data: str, pages: tuple[int, ...] = (), unit: str = "page") -> Document:
+    key = name, kind, data, pages, unit
     if key not in _kept and kind == "text":
-        _kept[key] = Document.of(name, data, pages)
+        _kept[key] = Document.of(name, data, pages, unit)
     elif key not in _kept:
         coded = data.partition(",")[2] if data.startswith("data:") else data
         try:  # with lines, as the command base64 writes it

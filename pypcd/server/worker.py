@@ -22,7 +22,6 @@ import faulthandler
 import json
 import logging
 import os
-import pathlib
 import sys
 import threading
 import types
@@ -40,6 +39,7 @@ from pypcd.decode import Replay
 from pypcd.decode.method import Edited, fitted
 from pypcd.decode.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache, id_of
 from pypcd.document import SPACE
+from pypcd.document.apart import limit_memory
 from pypcd.errors import MENDABLE, InputError, PCDError, UnsupportedError
 from pypcd.find import Found, bm25
 from pypcd.find.heads import Heads
@@ -224,7 +224,8 @@ def _answer(request: Mapping[str, Any], model: Model) -> dict[str, Any] | None:
         return _keep(request, model)
     document = document_in(request["document"])
     n_tokens = len(model.tokenize(document.text.encode(), False))
-    return {"name": document.name, "text": document.text, "pages": document.pages, "n_tokens": n_tokens}
+    told = {name: getattr(document, name) for name in ("name", "text", "pages", "unit", "note")}
+    return {**told, "n_tokens": n_tokens}
 
 
 class Log(logging.Handler):
@@ -238,14 +239,6 @@ class Log(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def _limit_memory() -> None:
-    with contextlib.suppress(ImportError, OSError, ValueError):  # this system has no such limit
-        import resource
-
-        size = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
-
-
 def main() -> None:
     lines, out, errors = sys.stdin.buffer, os.fdopen(os.dup(1), "wb"), os.dup(2)
     seconds = float(sys.argv[1])
@@ -253,7 +246,7 @@ def main() -> None:
     for stream in (1, 2):  # what libraries write is no answer, and nobody reads it
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     bm25.load()  # before memory is limited: it loads what it finds
-    _limit_memory()
+    limit_memory(MEMORY)
 
     def write(message: Mapping[str, Any]) -> None:
         out.write(json.dumps(message).encode() + b"\n")

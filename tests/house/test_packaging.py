@@ -35,7 +35,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # --- what is required ---
 
 # the package that a module is of, where it has another name
-PACKAGE_OF = {"llama_cpp": "llama-cpp-python", "lm_eval": "lm-eval", "docx": "python-docx"}
+PACKAGE_OF = {"llama_cpp": "llama-cpp-python", "lm_eval": "lm-eval"}
 # imported only behind somebody else's import of the same
 THEIRS = {"fastapi": "llama_cpp.server", "pydantic": "llama_cpp.server", "anyio": "mcp", "openai": "type checkers"}
 

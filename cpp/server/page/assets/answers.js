@@ -30,7 +30,7 @@ export const hasTexts = path => path.some(({files = []}) => files.some(isText));
 
 /** With texts as files: then the server can put passages of them before the question once more. */
 function withFiles({text, files = []}, sees) {
-  const parts = files.filter(isText).map(({name, text, pages}) => ({type: "file", file: {filename: name, text, pages}}));
+  const parts = files.filter(isText).map(({name, text, pages, unit}) => ({type: "file", file: {filename: name, text, pages, unit}}));
   const others = contentOf({text, files: files.filter(file => file.image)}, sees);
   return parts.length ? [...parts, ...images.partsOf(others).filter(part => part.text !== "")] : others;
 }

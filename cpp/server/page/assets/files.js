@@ -1,16 +1,16 @@
-// Files for a message. The server reads them, which knows PDF and DOCX.
+// Files for a message. The server reads them, which knows PDF, DOCX and more.
 
 import * as api from "./api.js";
 import {imageOf, isImage} from "./images.js";
 
 const LARGEST = 20_000_000; // bytes of a file
 
-/** {name, text, pages, count}; count: of its tokens. */
+/** {name, text, pages, unit, count}; count: of its tokens. */
 export async function read(file, model) {
   if (file.size > LARGEST) throw new Error(`${file.name} has ${file.size} bytes; at most ${LARGEST} can be read here.`);
   if (isImage(file)) return imageOf(file);
-  const {text, pages, n_tokens} = await api.document(model, file.name, await dataOf(file));
-  return {name: file.name, text, pages, count: n_tokens};
+  const {text, pages, unit, n_tokens} = await api.document(model, file.name, await dataOf(file));
+  return {name: file.name, text, pages, unit, count: n_tokens};
 }
 
 const dataOf = file => new Promise((resolve, reject) => {

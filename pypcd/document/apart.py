@@ -1,0 +1,79 @@
+"""Reads a file in a process of its own, which may take so much time and memory, and whose end is not the caller's."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+from pypcd.document.formats import converted
+from pypcd.document.parts import Converted, most
+from pypcd.errors import InputError
+
+__all__ = ["converted_apart", "limit_memory"]
+
+TIMES = 8  # as much memory as a file may unpack to
+
+_ROOT = str(pathlib.Path(__file__).parents[2])
+_CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from pypcd.document import apart; apart.main()"
+
+
+def seconds() -> float:
+    given = os.environ.get("PYPCD_DOCUMENT_SECONDS", "60")
+    with contextlib.suppress(ValueError):
+        if 0 < float(given) < float("inf"):
+            return float(given)
+    raise InputError(f"PYPCD_DOCUMENT_SECONDS is {given!r}; allowed: a number above 0, such as 60")
+
+
+def converted_apart(kind: str, data: bytes, path: str) -> Converted:
+    """As converted(), in a process of its own where Python can start one."""
+    if not sys.executable or getattr(sys, "frozen", False):  # a frozen program would start itself once more
+        return converted(kind, data, path)
+    limit, n_bytes = seconds(), TIMES * most()
+    # without what starts with each Python, which takes longer than to read most files
+    command = [sys.executable, "-I", "-S", "-c", _CODE, kind, path, json.dumps([_ROOT, *sys.path])]
+    try:
+        done = subprocess.run(command, input=data, capture_output=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired:
+        raise InputError(
+            f"{path} takes more than {limit:g} seconds to read; PYPCD_DOCUMENT_SECONDS={2 * limit:g} allows them"
+        ) from None
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        if done.returncode < 0:
+            last = signal.Signals(-done.returncode).name
+        raise InputError(
+            f"{path} cannot be read: its reader ended ({last}); it is damaged, or takes more than {n_bytes >> 20} MiB of memory"
+        )
+    answer = json.loads(done.stdout)
+    if "error" in answer:
+        raise InputError(answer["error"])
+    return Converted(answer["text"], tuple(answer["begins"]), answer["unit"], answer["note"])
+
+
+def limit_memory(n_bytes: int) -> None:
+    """Let this process take so much more memory, on Linux."""
+    with contextlib.suppress(ImportError, OSError, ValueError):  # other systems have no such limit
+        import resource
+
+        size = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + n_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def main() -> None:
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries write is no answer
+    limit_memory(TIMES * most())
+    kind, path = sys.argv[1:3]
+    try:
+        answer = dataclasses.asdict(converted(kind, sys.stdin.buffer.read(), path))
+    except InputError as error:
+        answer = {"error": str(error)}
+    with out:
+        out.write(json.dumps(answer).encode())

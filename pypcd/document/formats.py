@@ -1,0 +1,113 @@
+"""Which format a file is in, and what reads it."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+import re
+import zipfile
+from collections.abc import Callable
+
+from pypcd.document import markup, office, pdf
+from pypcd.document.parts import Converted, left_out
+from pypcd.errors import InputError
+
+__all__ = ["ALLOWED", "converted", "format_of"]
+
+ALLOWED = "texts in UTF-8, HTML, PDF, DOCX, PPTX, XLSX, XLS, ODS, EPUB"
+
+# of a zip archive: by the names of its parts, and by the type that it gives itself
+PARTS = {"word/": "DOCX", "ppt/": "PPTX", "xl/": "XLSX", "META-INF/container.xml": "EPUB"}
+TYPES = {
+    b"application/epub+zip": "EPUB",
+    b"application/vnd.oasis.opendocument.presentation": "ODP",
+    b"application/vnd.oasis.opendocument.spreadsheet": "ODS",
+    b"application/vnd.oasis.opendocument.text": "ODT",
+}
+OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # the files of Office 97, and encrypted ones of later versions, by the names of their streams
+STREAMS = {
+    "Book": "XLS",
+    "EncryptedPackage": "encrypted",
+    "PowerPoint Document": "PPT",
+    "WordDocument": "DOC",
+    "Workbook": "XLS",
+}
+INSTEAD = {"DOC": "DOCX", "ODP": "PPTX", "ODT": "DOCX", "PPT": "PPTX", "RTF": "DOCX"}  # what to save as
+HTML = re.compile(
+    rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*|<!--.*?-->\s*)*<(!doctype\s+html|html)[\s>]", re.IGNORECASE | re.DOTALL
+)
+
+
+def _html(data: bytes) -> Converted:
+    title, body, kinds = markup.of_bytes(data)
+    return Converted(body if title in body else f"{title}\n\n{body}", note=left_out(kinds))
+
+
+READERS: dict[str, Callable[[bytes], Converted]] = {
+    "DOCX": office.docx,
+    "EPUB": office.epub,
+    "HTML": _html,
+    "ODS": office.sheets,
+    "PDF": pdf.text_of,
+    "PPTX": office.pptx,
+    "XLS": office.sheets,
+    "XLSX": office.sheets,
+}
+
+
+def format_of(name: str, data: bytes, path: str) -> str:
+    """A file's format by its content, and by its name if that tells nothing; "": it is a text, if anything.
+
+    Raises:
+        InputError: it is one that is not read.
+    """
+    suffix, found = pathlib.PurePath(name).suffix[1:].upper(), ""
+    if data.startswith(b"%PDF-") or (b"%PDF-" in data[:1024] and b"%%EOF" in data[-1024:]):
+        return "PDF"  # before it other bytes may stand
+    if data.startswith(b"PK\x03\x04"):
+        found = _of_archive(data) or (suffix if suffix in READERS else "")
+        if not found and b"\0" in data[:64]:
+            raise InputError(f"{path} is a zip archive without a document, or a damaged one; allowed: {ALLOWED}")
+    elif data.startswith(OLE):
+        places = {kind: data.find(stream.encode("utf-16-le")) for stream, kind in STREAMS.items()}
+        found = min((at, kind) for kind, at in places.items() if at >= 0)[1] if max(places.values()) >= 0 else ""
+    elif data.startswith(b"{\\rtf"):
+        found = "RTF"
+    elif HTML.match(data[:4096]) or suffix in ("HTM", "HTML", "XHTML"):
+        return "HTML"
+    if found == "encrypted":
+        raise InputError(f"{path} is encrypted; save it without a password")
+    if found in INSTEAD:
+        raise InputError(f"{path} is in the format {found}, which is not read; save it as {INSTEAD[found]}")
+    return found
+
+
+def _of_archive(data: bytes) -> str:
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            names = archive.namelist()
+            if "mimetype" in names:
+                with archive.open("mimetype") as file:
+                    return TYPES.get(file.read(100).strip(), "")
+    except Exception:  # noqa: BLE001  # it is damaged, which its reader says
+        return ""
+    return next((kind for begin, kind in PARTS.items() if any(name.startswith(begin) for name in names)), "")
+
+
+def converted(kind: str, data: bytes, path: str) -> Converted:
+    """The text of a file in one of READERS' formats.
+
+    Raises:
+        InputError: it is damaged, encrypted, too large, or has no text.
+    """
+    try:
+        return READERS[kind](data)
+    except InputError as error:
+        raise InputError(f"{path} {error}") from error
+    except MemoryError as error:
+        raise InputError(f"{path} takes more memory than there is to read it") from error
+    except Exception as error:  # damaged files end in errors of any kind
+        article = "an" if kind[0] in "EHOX" else "a"
+        raise InputError(
+            f"{path} cannot be read as {article} {kind}: {error}; it may be encrypted or damaged"
+        ) from error
