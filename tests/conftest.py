@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # tests of a few seconds a module, that start no server: `scripts/test fast`
-FAST_FOLDERS = {"settings", "decode", "document", "find"}
+FAST_FOLDERS = {"settings", "decode", "find"}
 FAST_MODULES = {
     "balance", "cli_tune", "constraint", "context", "cpp", "decay", "docs",
     "exports", "finding", "gate0", "kv", "metrics",

@@ -178,7 +178,7 @@ def stream(
     """Answer a question about documents, piece by piece.
 
     Args:
-        documents: a file (text, PDF or DOCX), a folder with such files, a Document, or several of these.
+        documents: a file, a folder with files, a Document, or several of these.
         text: the text itself, in place of documents.
         after: an answer that the question goes on from; its documents need not be given again.
         read: how much is read: "all"; at most so many tokens, of the parts that keyword search puts first; None: all if it fits in the
@@ -192,7 +192,7 @@ def stream(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a document is no text, PDF or DOCX, or is damaged or empty; the question is empty; a value is out of range; or
+        ValueError: a document is in no format that is read, is damaged or empty; the question is empty; a value is out of range; or
             documents and question do not fit in the context.
         PCDError: the model has no chat template, but it is asked for; or llama_decode failed.
         UnsupportedError: this model cannot run the method.

@@ -14,6 +14,7 @@ from pypcd.cli.generate import read_prompt
 from pypcd.decode import Method, parse
 from pypcd.decode.prompt_cache import PromptCache
 from pypcd.document import Document
+from pypcd.document.folder import read_files
 from pypcd.errors import InputError, PCDError, UnsupportedError
 from pypcd.prompt import has_template, lay
 
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         action="append",
         default=[],
-        help="what it is about: a text, PDF or DOCX, or a folder",
+        help="what it is about: a text, PDF, DOCX, XLSX, PPTX, EPUB or HTML, or a folder",
     )
     _options.add_read(parser)
     add("--chat", action="store_true", help=argparse.SUPPRESS)
@@ -84,7 +85,7 @@ def note_failure(method: Method, error: PCDError | InputError) -> None:
 def run(args: argparse.Namespace) -> int:
     methods = methods_of(args, DEFAULT_METHODS)
     question = read_prompt(args.prompt)
-    documents, left_out = _loading.read(args.context)
+    documents, left_out = read_files(args.context)
     if left_out:
         _terminal.note(left_out)
     messages: list[ask.Message] = [{"role": "user", "content": question, "documents": documents}]

@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import shlex
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from pypcd.cli._text import counted, sentence, wrap
 from pypcd.decode import Replay
 from pypcd.decode.prompt_cache import PromptCache
 from pypcd.document import SPACE, Document
+from pypcd.document.folder import read_files
 from pypcd.errors import InputError, did_you_mean
 from pypcd.gguf import DEMO_MODEL
 from pypcd.prompt import has_template
@@ -43,7 +43,7 @@ COMMANDS = {
     "set": ("NAME VALUE", "change temperature, top_p, top_k, min_p, max_tokens, …; alone: show them"),
     "file": (
         "FILE",
-        "hand over a document (text, PDF, DOCX) or a folder, then ask about it; 'none' takes it back. Alone: the passages that were repeated",
+        "hand over a document (text, PDF, DOCX, …) or a folder, then ask about it; 'none' takes it back. Alone: the passages that were repeated",
     ),
     "read": ("N|all|auto", "read N tokens of the documents, the best parts, or all; auto: all if they fit"),
     "replay": ("on|off", "repeat the passages that a question about a document is about; on unless you turn it off"),
@@ -71,7 +71,7 @@ class Chat:
         llm = self.session.llm
         if self.lines.typed:
             name = llm.metadata.get("general.name") or pathlib.Path(llm.model_path).name
-            state = f"context {llm.n_ctx()} | replay for documents, PCD {typed(llm.pcd)}"
+            state = f"context {llm.n_ctx()} | PCD {typed(llm.pcd)}"
             say(f"{name} | {state} | /help for commands, Ctrl-D to leave")
         if no_setting:
             say(_options.how_to_turn_on("/pcd" if self.lines.typed else "--pcd"))
@@ -102,9 +102,7 @@ class Chat:
                 return self.status
 
     def prompt(self) -> str:
-        """The prompt before a typed line: the name of the PCD setting in force, unless it is off, and >>>."""
-        if self.session.llm.pcd is None:
-            return ">>> "
+        """The prompt before a typed line: the name of the PCD setting in force, and >>>."""
         setting = typed(self.session.llm.pcd)
         return f"{setting if len(setting) <= 24 else 'custom'} >>> "
 
@@ -126,21 +124,12 @@ class Chat:
             raise InputError(f"/{name} needs a file name")
         return getattr(self, f"do_{name}")(argument.strip()) is not False
 
-    @contextlib.contextmanager
-    def interruptible(self) -> Iterator[Callable[[], bool]]:
-        """As _terminal.interruptible(); Ctrl-C counts from the line's end on."""
-        with _terminal.interruptible() as stopped:
-            if self.lines.stopped:
-                signal.raise_signal(signal.SIGINT)
-            yield stopped
-
     def answer(self, make: Callable[[Callable[[], bool]], Iterator[str]]) -> None:
         count, printer = len(self.session.figures), None
         try:
-            with self.interruptible() as stopped, _terminal.Bar(None, "answering") as bar:
+            with _terminal.interruptible() as stopped:
                 for piece in make(stopped):
                     if not self.as_json:
-                        bar.end()
                         printer = printer or _terminal.Printer()
                         printer.write(piece)
         finally:
@@ -200,17 +189,15 @@ class Chat:
 
     def do_compare(self, _: str) -> None:
         answers: list[tuple[str, Figures]] = []
-        with self.interruptible() as stopped:
+        with _terminal.interruptible() as stopped:
             for title, pieces, asking in self.session.compare(stopped):
-                if not self.as_json:
+                if self.as_json:
+                    "".join(pieces)
+                else:
                     _terminal.write("\n" * bool(answers) + f"--- {title} ---\n")
-                printer = _terminal.Printer()
-                with _terminal.Bar(None, "answering") as bar:
+                    printer = _terminal.Printer()
                     for piece in pieces:
-                        if not self.as_json:
-                            bar.end()
-                            printer.write(piece)
-                if not self.as_json:
+                        printer.write(piece)
                     printer.end()
                 answers.append((title, Figures(self.session.llm, asking.answer)))
         if self.as_json:
@@ -218,8 +205,8 @@ class Chat:
             return
         if len({figures.answer.text for _, figures in answers}) == 1:
             say("both answers are the same")
-        for title, figures in answers:
-            say(f"{title}: {figures.line()}")
+        for _, figures in answers:
+            say(figures.line())
 
     def do_regen(self, _: str) -> None:
         self.answer(self.session.regen)
@@ -252,7 +239,7 @@ class Chat:
             self.session.attached = []
             say("no document goes in front of your next message")
         elif argument:
-            self.attach(*_loading.read([_path(argument)]))
+            self.attach(*read_files([_path(argument)]))
         else:
             found = self.session.answer.passages if self.session.answer else ()
             texts = [f"{source.document}, {source.place}:\n{source.text}" for source in found]
@@ -327,7 +314,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         action="append",
         default=[],
-        help="a document to ask about (text, PDF, DOCX), or a folder",
+        help="a document to ask about (text, PDF, DOCX, XLSX, PPTX, EPUB, HTML), or a folder",
     )
     _options.add_read(parser)
     parser.add_argument("--system", metavar="TEXT", default="", help="the system message")
@@ -339,7 +326,7 @@ def run(args: argparse.Namespace) -> int:
     sampling = _options.sampling_from(args)
     if args.prompt is not None and not args.prompt.strip():
         raise InputError("the prompt is empty")
-    read = _loading.read(args.file)
+    read = read_files(args.file)
     llm = _loading.load_model(args)
     if not has_template(llm):
         _terminal.note(

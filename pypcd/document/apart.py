@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import signal
@@ -15,7 +16,7 @@ from pypcd.document.formats import converted
 from pypcd.document.parts import Converted, most
 from pypcd.errors import InputError
 
-__all__ = ["converted_apart", "limit_memory"]
+__all__ = ["converted_apart", "limit"]
 
 TIMES = 8  # as much memory as a file may unpack to
 
@@ -35,14 +36,14 @@ def converted_apart(kind: str, data: bytes, path: str) -> Converted:
     """As converted(), in a process of its own where Python can start one."""
     if not sys.executable or getattr(sys, "frozen", False):  # a frozen program would start itself once more
         return converted(kind, data, path)
-    limit, n_bytes = seconds(), TIMES * most()
+    n_seconds, n_bytes = seconds(), TIMES * most()
     # without what starts with each Python, which takes longer than to read most files
     command = [sys.executable, "-I", "-S", "-c", _CODE, kind, path, json.dumps([_ROOT, *sys.path])]
     try:
-        done = subprocess.run(command, input=data, capture_output=True, timeout=limit, check=False)
+        done = subprocess.run(command, input=data, capture_output=True, timeout=n_seconds, check=False)
     except subprocess.TimeoutExpired:
         raise InputError(
-            f"{path} takes more than {limit:g} seconds to read; PYPCD_DOCUMENT_SECONDS={2 * limit:g} allows them"
+            f"{path} takes more than {n_seconds:g} seconds to read; PYPCD_DOCUMENT_SECONDS={2 * n_seconds:g} allows them"
         ) from None
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
@@ -57,11 +58,13 @@ def converted_apart(kind: str, data: bytes, path: str) -> Converted:
     return Converted(answer["text"], tuple(answer["begins"]), answer["unit"], answer["note"])
 
 
-def limit_memory(n_bytes: int) -> None:
-    """Let this process take so much more memory, on Linux."""
-    with contextlib.suppress(ImportError, OSError, ValueError):  # other systems have no such limit
+def limit(n_bytes: int, n_seconds: float = 0) -> None:
+    """Let this process take so much more memory, and so many seconds of a CPU, on Linux."""
+    with contextlib.suppress(ImportError, OSError, ValueError):  # other systems have no such limits
         import resource
 
+        if n_seconds:
+            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(n_seconds), resource.RLIM_INFINITY))
         size = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + n_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
@@ -69,7 +72,7 @@ def limit_memory(n_bytes: int) -> None:
 def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries write is no answer
-    limit_memory(TIMES * most())
+    limit(TIMES * most(), seconds() + 1)  # who started it may have ended
     kind, path = sys.argv[1:3]
     try:
         answer = dataclasses.asdict(converted(kind, sys.stdin.buffer.read(), path))

@@ -39,7 +39,7 @@ from pypcd.decode import Replay
 from pypcd.decode.method import Edited, fitted
 from pypcd.decode.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache, id_of
 from pypcd.document import SPACE
-from pypcd.document.apart import limit_memory
+from pypcd.document.apart import limit
 from pypcd.errors import MENDABLE, InputError, PCDError, UnsupportedError
 from pypcd.find import Found, bm25
 from pypcd.find.heads import Heads
@@ -246,7 +246,7 @@ def main() -> None:
     for stream in (1, 2):  # what libraries write is no answer, and nobody reads it
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     bm25.load()  # before memory is limited: it loads what it finds
-    limit_memory(MEMORY)
+    limit(MEMORY)
 
     def write(message: Mapping[str, Any]) -> None:
         out.write(json.dumps(message).encode() + b"\n")

@@ -11,6 +11,7 @@ import sys
 import zipfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import docx
 import openpyxl
@@ -24,11 +25,13 @@ from pptx.util import Inches
 from reportlab.lib.utils import ImageReader
 from reportlab.pdfgen import canvas
 
-from pypcd.document import Document, document_of, read_document
+from pypcd import document
+from pypcd.document import Document, document_of, formats, read_document
 
 
 def read(data: bytes, name: str = "a") -> Document:
-    return document_of(name, data, name)
+    with mock.patch.object(document, "converted_apart", formats.converted):  # in this process, which takes less time
+        return document_of(name, data, name)
 
 
 # --- every word, in its order, with its place ---
@@ -371,7 +374,7 @@ OPEN = "application/vnd.oasis.opendocument"
 )  # fmt: skip
 def test_what_is_refused(data: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=f"^a file {said}"):
-        document_of("a", data, "a file")
+        read(data, "a file")
 
 
 def bomb(n_bytes: int, n_said: int | None = None) -> bytes:
@@ -416,6 +419,15 @@ def test_a_reader_that_ends_or_takes_too_long_is_a_sentence(tmp_path: Path, monk
         ValueError, match=r"a.xlsx takes more than 0.001 seconds to read; PYPCD_DOCUMENT_SECONDS=0.002 allows them"
     ):
         read_document(tmp_path / "a.xlsx")
+
+
+def test_memory_that_is_not_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(data: bytes) -> Any:
+        raise MemoryError
+
+    monkeypatch.setitem(formats.READERS, "PDF", fail)
+    with pytest.raises(ValueError, match="^a takes more memory than there is to read it$"):
+        read(pdf("One."))
 
 
 @pytest.mark.parametrize(

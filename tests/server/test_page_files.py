@@ -169,7 +169,6 @@ def test_what_is_no_text_is_refused_with_a_sentence(chat: Chat, tmp_path: Path) 
 
 
 def test_a_document_is_read_by_the_server_and_sent_as_a_file(chat: Chat, served: Server, tmp_path: Path) -> None:
-    pytest.importorskip("pypdfium2")
     asked: list[dict[str, Any]] = []
     chat.page.on("request", lambda it: asked.append(it.post_data_json) if it.url.endswith("/completions") else None)
     (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.4 and nothing that a PDF has")
@@ -190,6 +189,7 @@ def test_a_document_is_read_by_the_server_and_sent_as_a_file(chat: Chat, served:
     sent, text = message["content"]
     assert sent["type"] == "file" and sent["file"]["filename"] == "report.pdf" and text["text"] == "Who signed it?"
     assert sent["file"]["text"] == read["text"] and sent["file"]["pages"] == read["pages"] and len(read["pages"]) == 3
+    assert sent["file"]["unit"] == read["unit"] == "page"
     assert asked[0]["temperature"] == 0 and asked[0]["max_tokens"] == 24 and "pcd" in asked[0]
     chat.go()  # what was read is kept
     chat.ask("And?")

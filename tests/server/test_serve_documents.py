@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import base64
 import concurrent.futures
-import http.client
 import io
-import json
 import os
 import random
 import signal
-import socket
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +16,8 @@ from typing import Any
 
 import pytest
 from conftest import F32, Tiny
-from documents import pdf
-from serving import PROMPTS, SECONDS, SMALL, ask, complete, last_timings, ready, with_workers, within
+from documents import made_of, pdf
+from serving import PROMPTS, SMALL, ask, complete, last_timings, ready, with_workers
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
@@ -201,19 +198,8 @@ TALKS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-REFUSES = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TEMPLATE
-LEAVES_OUT = TEMPLATE.replace("in messages", "in messages if m['role'] != 'system'")
-SYSTEM = ("a system message", "control tokens")
-
-
-@pytest.mark.parametrize(
-    ("template", "name"),
-    [
-        *((TEMPLATE, name) for name in [*TALKS, "control tokens"]),
-        *((TEMPLATE.replace("m['content']", "m['content'] | trim"), name) for name in [*TALKS, "control tokens"]),
-        *((template, name) for template in (REFUSES, LEAVES_OUT) for name in SYSTEM),
-    ],
-)
+@pytest.mark.parametrize("name", [*TALKS, "control tokens"])
+@pytest.mark.parametrize("template", [TEMPLATE, TEMPLATE.replace("m['content']", "m['content'] | trim")])
 def test_the_prompt_is_pythons_token_for_token(tiny: Tiny, name: str, template: str) -> None:
     path = str(tiny("llama", seed=3, chat_template=template, n_ctx_train=8192))
     with pypcd.Llama(path, pcd=False, n_ctx=4096, n_gpu_layers=0) as llm, ready(path, parallel=1) as server:
@@ -248,29 +234,6 @@ def test_the_prompt_is_pythons_token_for_token(tiny: Tiny, name: str, template: 
             assert name != "control tokens" or wanted.count(llm.token_eos()) == 0
             n = ask(server, "/v1/chat/completions/input_tokens", body)[1]["input_tokens"]
             assert n == len(wanted)
-        if name == "a system message":  # without documents the prompt is llama.cpp's own, and a text
-            plain = [{"role": one["role"], "content": one["content"].strip()} for one in talk]
-            prompt = ask(server, "/apply-template", {"messages": plain})[1]["prompt"]
-            wanted = ask(server, "/tokenize", {"content": prompt, "add_special": True, "parse_special": True})[1][
-                "tokens"
-            ]
-            assert lay(llm, asking.prompt_of(plain).turns, chat=True).tokens == wanted
-
-
-@pytest.mark.parametrize("templates", [(TEMPLATE, CHAT_TEMPLATE), (CHAT_TEMPLATE, TEMPLATE)])
-def test_a_template_of_the_command_line_is_followed(tiny: Tiny, templates: tuple[str, str]) -> None:
-    """One of the two begins with the beginning of text."""
-    path = str(tiny("llama", seed=3, chat_template=templates[0], n_ctx_train=8192))
-    options = [*SMALL, "--chat-template", templates[1]]
-    with (
-        pypcd.Llama(path, pcd=False, n_ctx=2048, n_gpu_layers=0) as llm,
-        ready(path, parallel=1, options=options) as server,
-    ):
-        llm.metadata["tokenizer.chat_template"] = templates[1]
-        prompt = ask(server, "/apply-template", {"messages": with_file(notes(3), "k3?"), "replay": False})[1]["prompt"]
-        messages = [{"role": "user", "content": "k3?", "documents": [Document.of("notes.txt", notes(3))]}]
-        assert prompt == lay(llm, asking.prompt_of(messages).turns, chat=True).tokens
-        assert prompt.count(llm.token_bos()) == templates[1].count("bos_token")
 
 
 def test_no_document_has_a_mark_of_the_templates(tiny: Tiny) -> None:
@@ -431,89 +394,37 @@ def test_what_takes_too_long_is_a_sentence(tmp_path: Path) -> None:
         assert complete(server, "a", n_predict=1)["tokens"]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="a shell script")
-def test_one_that_writes_many_errors_goes_on(tmp_path: Path) -> None:
-    """Their pipe has room for some 64 KiB."""
-    code = "import sys\nfrom pypcd.server import worker\nprint('so it is\\n' * 10**5, file=sys.stderr)\n"
-    with with_workers(code + "worker.main()\n", tmp_path, parallel=1) as server:
-        assert ask(server, "/documents", {"filename": "a", "text": "b"})[1]["text"] == "b"
-    with with_workers(code + "sys.exit('that is all')\n", tmp_path, parallel=1) as server:
-        status, answer = ask(server, "/documents", {"filename": "a", "text": "b"})
-        assert status == 500 and answer["error"]["message"].endswith("cannot be read: that is all")
-
-
-@pytest.mark.skipif(os.name == "nt", reason="a shell script")
-def test_nothing_is_read_for_a_client_that_left_while_it_waited_for_its_turn(tmp_path: Path) -> None:
-    log, go = tmp_path / "log", tmp_path / "go"
-    code = f"""if True:
-        import pathlib, time
-        from pypcd.server import worker
-        own = worker._answer
-        def slow(request, model):
-            with open({str(log)!r}, "a") as file:
-                file.write(request["document"]["filename"])
-            while not pathlib.Path({str(go)!r}).exists():
-                time.sleep(0.01)
-            return own(request, model)
-        worker._answer = slow
-        worker.main()"""
-
-    def read(name: str) -> Any:
-        return ask(server, "/documents", {"filename": name, "text": "b"})[1]["name"]
-
-    with with_workers(code, tmp_path, parallel=1) as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
-        first = pool.map(read, "ab")
-        assert within(lambda: log.exists() and len(log.read_text()) == 2)
-        left = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
-        left.request("POST", "/documents", json.dumps({"filename": "left", "text": "b"}))
-        left.sock.shutdown(socket.SHUT_WR)  # the server sees no difference, and we hear of it
-        try:
-            assert left.getresponse().status == 500
-        finally:
-            go.touch()
-            left.close()
-        assert [*first, read("c")] == ["a", "b", "c"] and sorted(log.read_text()) == ["a", "b", "c"]
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is limited on Linux")
 def test_a_file_that_unpacks_to_gigabytes_is_a_sentence(wide: Server) -> None:
-    docx = pytest.importorskip("docx")
-    small, made = io.BytesIO(), io.BytesIO()
-    docx.Document().save(small)
-    with zipfile.ZipFile(small) as read, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
-        for name in read.namelist():
-            if name != "word/document.xml":
-                file.writestr(name, read.read(name))
-        with file.open("word/document.xml", "w", force_zip64=True) as part:
-            for _ in range(300):
-                part.write(bytes(10**7))
+    made = io.BytesIO()
+    packed = zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=1)
+    with packed, packed.open("word/document.xml", "w", force_zip64=True) as part:
+        for _ in range(300):
+            part.write(bytes(10**7))
     body = {"filename": "bomb.docx", "file_data": coded(made.getvalue())}
     status, answer = ask(wide, "/documents", body)
-    assert status == 400 and "memory" in answer["error"]["message"], answer
+    assert status == 400 and "bomb.docx unpacks to 3000000000 bytes" in answer["error"]["message"], answer
     assert ask(wide, "/documents", {"name": "a", "text": "b"})[0] == 200
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_document_is_read_and_counted(wide: Server, talking: pypcd.Llama, tmp_path: Path) -> None:
-    docx = pytest.importorskip("docx")
-    made = docx.Document()
-    for word in ("first", "second"):
-        made.add_paragraph(word)
-    made.save(tmp_path / "a.docx")
+def test_a_document_is_read_and_counted(wide: Server, talking: pypcd.Llama) -> None:
+    paragraphs = ["first", "second"]
     files = {
-        "a.txt": b"\xef\xbb\xbffirst\r\n\r\nsecond\n",
-        "a.pdf": pdf("first", "second"),
-        "a.docx": (tmp_path / "a.docx").read_bytes(),
+        "a.txt": (b"\xef\xbb\xbffirst\r\n\r\nsecond\n", "page", 0),
+        "a.pdf": (pdf(*paragraphs), "page", 2),
+        "a": (made_of(paragraphs)["DOCX"], "page", 0),
+        "a.pptx": (made_of(paragraphs)["PPTX"], "slide", 2),
     }
-    for name, data in files.items():
+    for name, (data, unit, n_pages) in files.items():
         body = {"filename": name, "file_data": coded(data)}
         for _ in range(2):  # the second time it is kept
             status, answer = ask(wide, "/documents", body)
             assert (status, answer["name"], answer["text"]) == (200, name, "first\n\nsecond"), answer
             n = len(talking.tokenize(b"first\n\nsecond", add_bos=False, special=False))
             assert answer["n_tokens"] == n
+            assert (answer["unit"], len(answer["pages"]), answer["note"]) == (unit, n_pages, "")
     answer = ask(wide, "/documents", {"name": "n", "text": "a b"})[1]
     assert (answer["name"], answer["text"]) == ("n", "a b")
 
@@ -584,7 +495,7 @@ def test_without_pypcd_serve_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch
     with server.running():
         assert server.wait_until_ready()
         assert "`pypcd serve`" in rejected(server, documents=[{"name": "a", "text": "b"}])
-        assert "`pypcd serve`" in rejected(server, pcd="paper:beta=2")
+        assert "`pypcd serve`" in rejected(server, pcd="beta=2")
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux")
@@ -596,7 +507,7 @@ def test_a_setting_is_read_once() -> None:
         for known in (True, False, "on", "off", "cautious", "window"):
             asked(pcd=known)
         assert not workers(server), "presets are known from the start"
-        settings = [{"pcd": "paper:beta=2"}, {"pcd": {"gamma": 3}}, {"pcd": {"gamma": 3}, "model": "demo:pcd-cautious"}]
+        settings = [{"pcd": "beta=2"}, {"pcd": {"gamma": 3}}, {"pcd": {"gamma": 3}, "model": "demo:pcd-cautious"}]
         read = [asked(**fields) for fields in settings]
         assert [(one["beta"], one["gamma"]) for one in read] == [(2, 30), (2.5, 3), (1.5, 3)]
         (pid,) = workers(server)
