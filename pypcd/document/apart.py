@@ -38,7 +38,7 @@ def converted_apart(kind: str, data: bytes, path: str) -> Converted:
         return converted(kind, data, path)
     n_seconds, n_bytes = seconds(), TIMES * most()
     # without what starts with each Python, which takes longer than to read most files
-    command = [sys.executable, "-I", "-S", "-c", _CODE, kind, path, json.dumps([_ROOT, *sys.path])]
+    command = [sys.executable, "-I", "-S", "-c", _CODE, kind, path, json.dumps([*sys.path, _ROOT])]
     try:
         done = subprocess.run(command, input=data, capture_output=True, timeout=n_seconds, check=False)
     except subprocess.TimeoutExpired:

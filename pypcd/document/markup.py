@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import dataclasses
 import re
 from html.parser import HTMLParser
 from typing import NamedTuple
@@ -21,7 +20,6 @@ LINE = re.compile("dd|li|option|tr")
 HIDDEN = {"math", "noscript", "rp", "script", "style", "svg", "template"}
 LEFT_OUT = {"img": "pictures", "svg": "pictures", "math": "equations", "iframe": "frames"}
 LONGEST_ROW = 1200  # characters; the cells of a longer one are no record but parts of a page
-MOST_COLUMNS = 1000  # that a cell may take, as in browsers
 CHARSET = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?([\w-]+)""", re.IGNORECASE)
 BLANK = re.compile(r"[\s\0]+")
 
@@ -66,18 +64,12 @@ class _Flow:
 
     def __init__(self) -> None:
         self._parts: list[str] = []
-        self._gap = 0  # line ends that are due before the next text
-        self._mark = ""  # what is due behind them
+        self.due = 0  # line ends that are due before the next text
+        self.mark = ""  # what is due behind them
 
     def gap(self, n: int) -> None:
-        if not self._mark:  # an item's first paragraph is in the item's line
-            self._gap = max(self._gap, n)
-
-    def line_break(self) -> None:
-        self._gap = min(self._gap + 1, 2)
-
-    def mark(self, text: str) -> None:
-        self._mark = text
+        if not self.mark:  # an item's first paragraph is in the item's line
+            self.due = max(self.due, n)
 
     def text(self, text: str, *, is_kept: bool = False) -> None:
         """
@@ -87,39 +79,26 @@ class _Flow:
         text = text.replace("\xad", "")  # where a word may be hyphenated
         if not is_kept:
             text = BLANK.sub(" ", text)
-            if self._gap or not self._parts or self._parts[-1][-1] in " \n":
+            if self.due or not self._parts or self._parts[-1][-1] in " \n":
                 text = text.removeprefix(" ")
         if not text:
             return
-        if self._gap and self._parts:
+        if self.due and self._parts:
             self._parts[-1] = self._parts[-1].rstrip(" ")
-            self._parts.append("\n" * self._gap)
-        self._parts += [self._mark, text] if self._mark else [text]
-        self._gap, self._mark = 0, ""
+            self._parts.append("\n" * self.due)
+        self._parts += [self.mark, text] if self.mark else [text]
+        self.due, self.mark = 0, ""
 
     def whole(self) -> str:
         return "".join(self._parts).strip()
 
 
-@dataclasses.dataclass
-class _Table:
-    """
-    Attributes:
-        cells: those of its row, one for each column.
-        width, height: of the cell that is read, in columns and rows; 0: none is.
-        below: how many more rows the cells above reach down, by their column.
-    """
-
-    cells: list[str] = dataclasses.field(default_factory=list)
-    width: int = 0
-    height: int = 0
-    below: dict[int, int] = dataclasses.field(default_factory=dict)
-
-
 class _Parser(HTMLParser):
     def __init__(self, is_numbered: bool) -> None:
         super().__init__()
-        self.flows, self.title, self.tables = [_Flow()], _Flow(), list[_Table]()
+        self.flows, self.title = [_Flow()], _Flow()
+        self.tables = list[list[str]]()  # the cells of each one's row
+        self._opened = list[bool]()  # whether a cell of each is; then its text is the last flow
         self.left_out = set[str]()
         self._is_numbered = is_numbered
         self._lists: list[int] = []  # the last number of each; -1: it has none
@@ -139,26 +118,26 @@ class _Parser(HTMLParser):
             if tag == "tr":
                 self._end_row()
             else:
-                self.tables[-1].width = _number(given.get("colspan"), 1, MOST_COLUMNS)
-                self.tables[-1].height = _number(given.get("rowspan"), 1, 1 << 16)
                 self.flows.append(_Flow())
+                self._opened[-1] = True
         else:
             self._gap(tag)
         if tag in HIDDEN:
             self._hidden, self._depth = tag, 1
         elif tag == "table":
-            self.tables.append(_Table())
+            self.tables.append([])
+            self._opened.append(False)
         elif tag in ("ol", "ul"):
             is_numbered = tag == "ol" and self._is_numbered
-            self._lists.append(_number(given.get("start"), 1, 1 << 31) - 1 if is_numbered else -1)
+            self._lists.append(_number(given.get("start"), 1) - 1 if is_numbered else -1)
         elif tag == "li":
             mark = "- "
             if self._lists and self._lists[-1] >= 0:
-                self._lists[-1] = _number(given.get("value"), self._lists[-1] + 1, 1 << 31)
+                self._lists[-1] = _number(given.get("value"), self._lists[-1] + 1)
                 mark = f"{self._lists[-1]}. "
-            flow.mark("  " * (len(self._lists) - 1) + (given.get("mark") or mark))
+            flow.mark = "  " * (len(self._lists) - 1) + (given.get("mark") or mark)
         elif tag == "br":
-            flow.line_break()
+            flow.due = min(flow.due + 1, 2)
         elif tag == "input" and given.get("type") in ("checkbox", "radio"):
             flow.text("[x] " if "checked" in given else "[ ] ")
         elif tag == "input" and given.get("type") in (None, "text", "email", "tel", "number", "date", "url"):
@@ -183,7 +162,7 @@ class _Parser(HTMLParser):
         elif tag in ("ol", "ul") and self._lists:
             self._lists.pop()
         if tag in ("li", "ol", "ul"):
-            self.flows[-1].mark("")  # of an empty item
+            self.flows[-1].mark = ""  # of an empty item
         self._gap(tag)
         if tag == "rt":
             self.flows[-1].text(")")
@@ -192,6 +171,8 @@ class _Parser(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if not self._depth:
+            if self.tables and not self._opened[-1] and not data.isspace():
+                self._end_row()  # what stands between cells stands between rows
             flow = self.title if self._in_title else self.flows[-1]
             flow.text(data, is_kept=bool(self._n_kept))
 
@@ -207,40 +188,26 @@ class _Parser(HTMLParser):
         self._end_cell()
         self._end_row()
         self.tables.pop()
+        self._opened.pop()
         self.flows[-1].gap(2)
 
     def _end_cell(self) -> None:
-        table = self.tables[-1]
-        if table.width:
-            self._pass(table)
-            column = len(table.cells)
-            for i in range(column, column + table.width) if table.height > 1 else ():
-                table.below[i] = table.height  # with this row, whose end counts too
-            table.cells += [self.flows.pop().whole(), *[""] * (table.width - 1)]
-            table.width = 0
-
-    def _pass(self, table: _Table) -> None:
-        """Leave the columns empty that a cell above reaches into."""
-        while table.below.get(len(table.cells)):
-            table.cells.append("")
+        if self._opened[-1]:
+            self._opened[-1] = False
+            cell = self.flows.pop().whole()
+            self.tables[-1].append(cell)
 
     def _end_row(self) -> None:
-        table, flow = self.tables[-1], self.flows[-1]
-        if not table.cells:
-            return
-        cells, table.cells = table.cells, []
-        table.below = {column: n - 1 for column, n in table.below.items() if n > 1}
-        while cells and not cells[-1]:
-            cells.pop()
+        cells, flow = self.tables[-1], self.flows[-1]
         if len(cells) == 1 or sum(map(len, cells)) > LONGEST_ROW:
             text = "\n\n".join(filter(None, cells))
-            n = 2 if "\n" in text else 1
         else:
-            text, n = row(cells), 1
-        flow.gap(n)
+            text = row(cells)
+        cells.clear()
+        flow.gap(2 if "\n" in text else 1)
         flow.text(text, is_kept=True)
-        flow.gap(n)
+        flow.gap(2 if "\n" in text else 1)
 
 
-def _number(text: str | None, default: int, most: int) -> int:
-    return min(max(int(text), 1), most) if text and text.isascii() and text.isdigit() else default
+def _number(text: str | None, default: int) -> int:
+    return int(text) if text and re.fullmatch("[0-9]{1,9}", text) else default

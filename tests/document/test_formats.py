@@ -9,6 +9,7 @@ import os
 import struct
 import sys
 import zipfile
+from html import escape
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -161,7 +162,7 @@ def test_a_docx_of_word_processors(tmp_path: Path) -> None:
         ("<ul><li>a<li><p>b</p><ul><li>c</ul><li></ul>d", "- a\n- b\n  - c\n\nd"),
         ("<ol start=3><li>a</li><li value=7>b</li><li>c</li></ol>", "3. a\n7. b\n8. c"),
         ("<dl><dt>toll<dd>17 crowns<dt>fee<dd>none</dl>", "toll\n17 crowns\n\nfee\nnone"),
-        ("<table><tr><th colspan=2>a<th>b<tr><td rowspan=2>c<td>d<td>e<tr><td>f<td>g</table>h", "a |  | b\nc | d | e\n| f | g\n\nh"),
+        ("<table><tr><th colspan=2>a<th>b<tr><td>c<td><td>d<tr><tr><td>e<td></table>f", "a | b\nc |  | d\ne\n\nf"),
         ("<table><tr><td><h1>a</h1><p>b</p></table>", "a\n\nb"),
         (f"<table><tr><td>menu<td><p>{'word ' * 300}</p><p>end</p></table>", f"menu\n\n{('word ' * 300).strip()}\n\nend"),
         ("<table><tr><td>a<table><tr><td>b<td>c</table><td>d</table>", "a b | c | d"),
@@ -175,6 +176,17 @@ def test_a_docx_of_word_processors(tmp_path: Path) -> None:
 def test_html(html: str, text: str) -> None:
     data = f"<!doctype html>{html}".encode("utf-8", "ignore")
     assert read(data).text == text
+
+
+TAGS = ["table", "tr", "td", "th", "ul", "ol", "li", "p", "pre", "h1", "div", "b", "dd", "rt"]
+
+
+@given(st.lists(st.sampled_from([f"<{end}{tag}>" for tag in TAGS for end in ("", "/")] + ["<br>"]) | WORDS))
+@settings(max_examples=200, deadline=None)
+def test_no_word_of_html_is_lost_however_its_tags_are_mixed(parts: list[str]) -> None:
+    html = "".join(part if part.startswith("<") else f" {escape(part)} " for part in parts)
+    words = [word for word in formats.markup.of_html(html).body.split() if word.startswith("x")]
+    assert words == [part for part in parts if part.startswith("x")]
 
 
 def test_html_is_known_by_its_beginning_or_its_name_and_names_its_letters() -> None:
