@@ -60,7 +60,9 @@ def docx(data: bytes) -> Converted:
                 _keep(style, "name", "pPr")
         kinds.update(_mend(root))
         is_margin = re.fullmatch(r"word/(header|footer)\d*\.xml", name)
-        if is_margin and any((element.text or "").strip() for element in named(root, "t")):
+        if is_margin and re.search(
+            r"[^\W\d_]", "".join(element.text or "" for element in named(root, "t"))
+        ):  # not the page's number alone
             kinds.add(f"{is_margin[1]}s")
         return ET.tostring(root) if local(root) in FOR_MAMMOTH else None
 
@@ -87,6 +89,11 @@ def _mend(root: ET.Element) -> set[str]:
             element.tag = WORD + "smartTag"
         elif element.tag == WORD + "cr":
             element.tag = WORD + "br"
+        elif name == "framePr" and WORD + "dropCap" in element.attrib:
+            element.tag = (
+                WORD + "rPr"
+            )  # as of a paragraph whose end was deleted: a large letter goes before the next one's first word
+            ET.SubElement(element, WORD + "del")
         elif name == "drawing" and has(element, "txbxContent"):
             element.tag = WORD + "pict"
             element[:] = list(named(element, "txbxContent"))
@@ -125,10 +132,15 @@ def sheets(data: bytes) -> Converted:
 
         file = _copy(archive, part)
     book = python_calamine.CalamineWorkbook.from_filelike(file)
-    tables = {name: list(_lines(book.get_sheet_by_name(name).to_python())) for name in book.sheet_names}
+    tables = dict[str, list[str]]()
+    for sheet in book.sheets_metadata:
+        is_chart = sheet.typ == python_calamine.SheetTypeEnum.ChartSheet
+        kinds |= {"charts"} if is_chart else set()
+        tables[sheet.name] = [] if is_chart else list(_lines(book.get_sheet_by_name(sheet.name).to_python()))
     if not any(tables.values()):
         return Converted("", note=left_out(kinds))
-    return Converted.of([f"{name}\n\n" + "\n".join(rows) for name, rows in tables.items()], "sheet", left_out(kinds))
+    parts = ["\n".join([name, "", *rows]).strip() for name, rows in tables.items()]
+    return Converted.of(parts, "sheet", left_out(kinds))
 
 
 def _lines(table: Iterable[Iterable[object]]) -> Iterator[str]:

@@ -112,6 +112,7 @@ OLD = f"<w:pict>{BOX}</w:pict>"
         (paragraph(run("a"), f"<w:r><mc:AlternateContent><mc:Choice>{DRAWN}</mc:Choice><mc:Fallback>{OLD}</mc:Fallback></mc:AlternateContent></w:r>"), "a\n\nin a box"),
         (paragraph(run("a"), f"<w:r><mc:AlternateContent><mc:Choice>{DRAWN}</mc:Choice></mc:AlternateContent></w:r>"), "a\n\nin a box"),
         (paragraph(run("a"), f"<w:r>{DRAWN}</w:r>"), "a\n\nin a box"),
+        (f'<w:p><w:pPr><w:framePr w:dropCap="drop"/></w:pPr>{run("D")}</w:p>{paragraph(run("rop cap"))}', "Drop cap"),
         (paragraph(run("a &lt; b &amp; c"), "<w:r><w:tab/></w:r>", run("d")), "a < b & c d"),
     ],
 )  # fmt: skip
@@ -130,6 +131,8 @@ def test_notes_of_a_docx_stand_at_its_end_and_what_is_left_out_is_said() -> None
     document = read(word(body, footnotes=notes, header1=paragraph(run("Confidential"))))
     assert document.text == "The ship sank.[1]\n\n[1] Its name was Meridian."
     assert document.note == "equations and headers are left out"
+    number = f"<w:p><w:r><w:instrText>PAGE</w:instrText></w:r>{run('1')}</w:p>"
+    assert read(word(body, footnotes=notes, header1=number)).note == "equations are left out"
 
 
 def test_a_docx_of_word_processors(tmp_path: Path) -> None:
@@ -220,6 +223,7 @@ def test_a_workbook() -> None:
     hidden.sheet_state = "hidden"
     hidden["C3"] = "secret"
     made.create_sheet("Empty")
+    made.create_sheet("Last")
     file = io.BytesIO()
     made.save(file)
     document = read(file.getvalue())
@@ -231,8 +235,8 @@ def test_a_workbook() -> None:
         "0.3 | two lines",
         "2024-01-02 03:04:00 | a | b",
     ]
-    assert document.text == "Prices\n\n" + "\n".join(rows) + "\n\nHidden\n\nsecret\n\nEmpty"
-    assert document.place(document.text.index("secret"), len(document.text)) == "sheets 2-3" and document.note == ""
+    assert document.text == "Prices\n\n" + "\n".join(rows) + "\n\nHidden\n\nsecret\n\nEmpty\n\nLast"
+    assert document.place(document.text.index("secret"), len(document.text)) == "sheets 2-4" and document.note == ""
     sheet["F1"] = "=1+1"
     file = io.BytesIO()
     made.save(file)
