@@ -21,7 +21,8 @@ __all__ = ["converted_apart", "limit"]
 TIMES = 8  # as much memory as a file may unpack to
 
 _ROOT = str(pathlib.Path(__file__).parents[2])
-_CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from pypcd.document import apart; apart.main()"
+# Python's own modules go first, then this very pypcd, then what it may import
+_CODE = "import json, sys; sys.path += json.loads(sys.argv[3]); from pypcd.document import apart; apart.main()"
 
 
 def seconds() -> float:
@@ -38,7 +39,7 @@ def converted_apart(kind: str, data: bytes, path: str) -> Converted:
         return converted(kind, data, path)
     n_seconds, n_bytes = seconds(), TIMES * most()
     # without what starts with each Python, which takes longer than to read most files
-    command = [sys.executable, "-I", "-S", "-c", _CODE, kind, path, json.dumps([*sys.path, _ROOT])]
+    command = [sys.executable, "-I", "-S", "-c", _CODE, kind, path, json.dumps([_ROOT, *sys.path])]
     try:
         done = subprocess.run(command, input=data, capture_output=True, timeout=n_seconds, check=False)
     except subprocess.TimeoutExpired:

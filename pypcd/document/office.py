@@ -59,11 +59,9 @@ def docx(data: bytes) -> Converted:
             for style in root:
                 _keep(style, "name", "pPr")
         kinds.update(_mend(root))
-        is_margin = re.fullmatch(r"word/(header|footer)\d*\.xml", name)
-        if is_margin and re.search(
-            r"[^\W\d_]", "".join(element.text or "" for element in named(root, "t"))
-        ):  # not the page's number alone
-            kinds.add(f"{is_margin[1]}s")
+        margin = re.fullmatch(r"word/(header|footer)\d*\.xml", name)
+        if margin and any(map(str.isalpha, "".join(element.text or "" for element in named(root, "t")))):
+            kinds.add(f"{margin[1]}s")  # not for a page's number alone
         return ET.tostring(root) if local(root) in FOR_MAMMOTH else None
 
     html: str = mammoth.convert_to_html(

@@ -437,6 +437,14 @@ def test_a_reader_that_ends_or_takes_too_long_is_a_sentence(tmp_path: Path, monk
         read_document(tmp_path / "a.xlsx")
 
 
+def test_whatever_python_finds_first_the_reader_is_this_pypcds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("html", "pypcd"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('another one')")
+    (tmp_path / "a").write_bytes(pdf("One."))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert read_document(tmp_path / "a").text == "One."
+
+
 def test_memory_that_is_not_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(data: bytes) -> Any:
         raise MemoryError
