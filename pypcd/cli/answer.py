@@ -14,7 +14,6 @@ from pypcd.cli.generate import read_prompt
 from pypcd.decode import Method, parse
 from pypcd.decode.prompt_cache import PromptCache
 from pypcd.document import Document
-from pypcd.document.folder import read_files
 from pypcd.errors import InputError, PCDError, UnsupportedError
 from pypcd.prompt import has_template, lay
 
@@ -85,7 +84,7 @@ def note_failure(method: Method, error: PCDError | InputError) -> None:
 def run(args: argparse.Namespace) -> int:
     methods = methods_of(args, DEFAULT_METHODS)
     question = read_prompt(args.prompt)
-    documents, left_out = read_files(args.context)
+    documents, left_out = _loading.read(args.context)
     if left_out:
         _terminal.note(left_out)
     messages: list[ask.Message] = [{"role": "user", "content": question, "documents": documents}]

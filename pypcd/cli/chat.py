@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import shlex
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,6 @@ from pypcd.cli._text import counted, sentence, wrap
 from pypcd.decode import Replay
 from pypcd.decode.prompt_cache import PromptCache
 from pypcd.document import SPACE, Document
-from pypcd.document.folder import read_files
 from pypcd.errors import InputError, did_you_mean
 from pypcd.gguf import DEMO_MODEL
 from pypcd.prompt import has_template
@@ -71,7 +71,7 @@ class Chat:
         llm = self.session.llm
         if self.lines.typed:
             name = llm.metadata.get("general.name") or pathlib.Path(llm.model_path).name
-            state = f"context {llm.n_ctx()} | PCD {typed(llm.pcd)}"
+            state = f"context {llm.n_ctx()} | replay for documents, PCD {typed(llm.pcd)}"
             say(f"{name} | {state} | /help for commands, Ctrl-D to leave")
         if no_setting:
             say(_options.how_to_turn_on("/pcd" if self.lines.typed else "--pcd"))
@@ -102,7 +102,9 @@ class Chat:
                 return self.status
 
     def prompt(self) -> str:
-        """The prompt before a typed line: the name of the PCD setting in force, and >>>."""
+        """The prompt before a typed line: the name of the PCD setting in force, unless it is off, and >>>."""
+        if self.session.llm.pcd is None:
+            return ">>> "
         setting = typed(self.session.llm.pcd)
         return f"{setting if len(setting) <= 24 else 'custom'} >>> "
 
@@ -124,12 +126,21 @@ class Chat:
             raise InputError(f"/{name} needs a file name")
         return getattr(self, f"do_{name}")(argument.strip()) is not False
 
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[Callable[[], bool]]:
+        """As _terminal.interruptible(); Ctrl-C counts from the line's end on."""
+        with _terminal.interruptible() as stopped:
+            if self.lines.stopped:
+                signal.raise_signal(signal.SIGINT)
+            yield stopped
+
     def answer(self, make: Callable[[Callable[[], bool]], Iterator[str]]) -> None:
         count, printer = len(self.session.figures), None
         try:
-            with _terminal.interruptible() as stopped:
+            with self.interruptible() as stopped, _terminal.Bar(None, "answering") as bar:
                 for piece in make(stopped):
                     if not self.as_json:
+                        bar.end()
                         printer = printer or _terminal.Printer()
                         printer.write(piece)
         finally:
@@ -189,15 +200,17 @@ class Chat:
 
     def do_compare(self, _: str) -> None:
         answers: list[tuple[str, Figures]] = []
-        with _terminal.interruptible() as stopped:
+        with self.interruptible() as stopped:
             for title, pieces, asking in self.session.compare(stopped):
-                if self.as_json:
-                    "".join(pieces)
-                else:
+                if not self.as_json:
                     _terminal.write("\n" * bool(answers) + f"--- {title} ---\n")
-                    printer = _terminal.Printer()
+                printer = _terminal.Printer()
+                with _terminal.Bar(None, "answering") as bar:
                     for piece in pieces:
-                        printer.write(piece)
+                        if not self.as_json:
+                            bar.end()
+                            printer.write(piece)
+                if not self.as_json:
                     printer.end()
                 answers.append((title, Figures(self.session.llm, asking.answer)))
         if self.as_json:
@@ -205,8 +218,8 @@ class Chat:
             return
         if len({figures.answer.text for _, figures in answers}) == 1:
             say("both answers are the same")
-        for _, figures in answers:
-            say(figures.line())
+        for title, figures in answers:
+            say(f"{title}: {figures.line()}")
 
     def do_regen(self, _: str) -> None:
         self.answer(self.session.regen)
@@ -239,7 +252,7 @@ class Chat:
             self.session.attached = []
             say("no document goes in front of your next message")
         elif argument:
-            self.attach(*read_files([_path(argument)]))
+            self.attach(*_loading.read([_path(argument)]))
         else:
             found = self.session.answer.passages if self.session.answer else ()
             texts = [f"{source.document}, {source.place}:\n{source.text}" for source in found]
@@ -326,7 +339,7 @@ def run(args: argparse.Namespace) -> int:
     sampling = _options.sampling_from(args)
     if args.prompt is not None and not args.prompt.strip():
         raise InputError("the prompt is empty")
-    read = read_files(args.file)
+    read = _loading.read(args.file)
     llm = _loading.load_model(args)
     if not has_template(llm):
         _terminal.note(

@@ -76,7 +76,7 @@ def _server(opened: Callable[[], Llama], folders: Sequence[pathlib.Path]) -> Any
 
     @server.tool(
         name="ask",
-        description="Answer a question about documents (texts, PDF, DOCX), with the passages that it is about and where they stand. "
+        description="Answer a question about documents (texts, PDF, DOCX, XLSX, PPTX, EPUB, HTML), with the passages that it is about and where they stand. "
         f"Documents are files and folders below {_listed(folders)}, named by their paths there, such as report.pdf; all if none is named. "
         "Of long ones the parts are read that share words with the question: read, a number of tokens, says how much.",
     )

@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Iterable, Iterator
 
 from pypcd.document import Document, read_document
+from pypcd.document.formats import ALLOWED
 from pypcd.errors import InputError, PCDError
 
 __all__ = ["read_files"]
@@ -40,7 +41,7 @@ def read_files(given: Iterable[str | os.PathLike[str] | Document]) -> tuple[list
                 except (OSError, ValueError, PCDError):
                     left_out.append(name)
             if len(documents) == n:
-                raise InputError(f"{one} has no file that can be read; allowed: folders with texts, PDF or DOCX")
+                raise InputError(f"{one} has no file that can be read; allowed: folders with {ALLOWED}")
     names = ", ".join(left_out[:NAMED]) + (f" and {len(left_out) - NAMED} more" if len(left_out) > NAMED else "")
     return documents, f"not read: {names}" if names else ""
 

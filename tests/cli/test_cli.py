@@ -425,7 +425,7 @@ def test_save_and_load(session, llm, tmp_path, monkeypatch):
     ask(session, "one")
     session.system = "be kind"
     session.sampling.set("top_k", "7")
-    session.set_pcd("beta=1.5")
+    session.set_pcd("paper:beta=1.5")
     path = tmp_path / "talk.json"
     session.save(str(path))
     session.save(str(path))  # over a session is fine
@@ -540,6 +540,13 @@ def test_a_temperature_draws_from_what_llama_cpp_draws_from(setting, wanted):
     assert (np.abs(found - p) <= 5 * np.sqrt(p * (1 - p) / n)).all()
 
 
+def test_every_seed_that_is_drawn_or_given_draws(monkeypatch):
+    monkeypatch.setattr("random.randrange", lambda end: end - 1)  # the largest
+    for sampling in (_options.GenerationSettings(1.0), _options.GenerationSettings(1.0, seed=2**32 - 2)):
+        method = sampling.method(types.SimpleNamespace(pcd=None), sampling.draw_seed())
+        assert method.search.chooser(b"")(np.zeros(5, np.float32)) in range(5)
+
+
 # -- the terminal ----------------------------------------------------------------------------------------------------
 
 
@@ -554,16 +561,21 @@ TALK = [
     ("/pcd", "PCD unsure:relative_top=0.0", "that are not the paper's: beta=0.75 .* window=64 .* min_context=300"),
     ("/pcd paper", "PCD paper"),
     ("/pcd", "PCD paper", "alpha 0.2, beta 2.5, gamma 30"),
-    ("/pcd beta=1.5", "PCD paper:beta=1.5"),
+    ("/pcd paper:beta=1.5", "PCD paper:beta=1.5"),
     ("/pcd off", "PCD off"),
     ("/pcd betta=2", "did you mean 'beta'"),
-    ("/compare", r"12 tokens \|.*PCD \(paper:beta=1.5\) changed", r"12 tokens \|.*PCD off"),
+    (
+        "/compare",
+        r"PCD paper:beta=1.5: 12 tokens \|.*PCD \(paper:beta=1.5\) changed",
+        r"PCD off: 12 tokens \|.*PCD off",
+    ),
     ("/regen", r"12 tokens \|.*PCD off"),
     ("/undo", "two"),
     ("/system be kind", "be kind"),
     ("/system", "be kind"),
     ("/set", "temperature=0"),
     ("/set top_k 5", "top_k is 5"),
+    ("/set temperature 9", "temperature is 9; allowed: from 0 to 2"),
     ("/set tpo_k 5", "did you mean 'top_k'"),
     ("/set top_k", "/set NAME VALUE"),
     ("/save", "needs a file name"),
@@ -583,9 +595,9 @@ TALK = [
     ("/file none", "no document"),
     ("", ""),
     ("/file short.txt", "3 parts"),
-    ("what is baba", r"1\. short\.txt, line 3: baba\n", "keyword search alone", r"12 tokens \|"),
+    ("what is baba", r"1\. short\.txt, line 3: baba\n", "keyword search alone", r"12 tokens \|.*replay, PCD off"),
     ("/file", r"short\.txt, line 3:\nbaba\n"),
-    ("/compare", r"12 tokens \|.*PCD off", r"12 tokens \|.*PCD off"),
+    ("/compare", r"replay: 12 tokens \|.*replay, PCD off", r"plain: 12 tokens \|[^,]*PCD off"),
     ("/replay", "replay on"),
     ("/replay maybe", "allowed: on, off"),
     ("/replay off", "replay off"),
@@ -740,7 +752,7 @@ def test_pcd_is_off_until_a_setting_is_named_and_one_line_says_how(model):
 
 
 def test_generate_reads_its_prompt_from_a_pipe_too(model, run_here):
-    command = ("generate", model, "--threads=1", "--max-tokens=6", "--pcd=beta=1.5")
+    command = ("generate", model, "--threads=1", "--max-tokens=6", "--pcd=paper:beta=1.5")
     record = json.loads(pypcd_command(*command, "--json", stdin="hello\n").stdout)
     assert record["completion_tokens"] == 6 and record["finish_reason"] == "length" and record["pcd"]["beta"] == 1.5
     status, out, err = run_here(*command, "-p", "hello")
@@ -812,6 +824,16 @@ def test_an_answer_that_ends_at_once_says_so(model, run_here, monkeypatch):
     assert (status, out) == (0, "\n") and "the model ended at once | context" in err and "tok/s" not in err
 
 
+def test_what_needs_no_chat_template_runs_with_a_broken_one(tmp_path, run_here):
+    path = write_tiny_gguf(tmp_path / "broken.gguf", chat_template="{% for m in messages %}{{ m.content }")
+    for command in (("generate", path, "-p=hi"), ("answer", path, "-p=hi", "--no-chat", "--method=greedy")):
+        assert run_here(*command, "--threads=1", "--max-tokens=2")[0] == 0
+    assert run_here("info", path, "--no-test")[0] == 0
+    for command in ("answer", "chat"):
+        status, _, err = run_here(command, path, "-p=hi", "--threads=1")
+        assert status == 1 and err.startswith("pypcd: the model's chat template is broken: ") and err.count("\n") == 1
+
+
 def test_layers_for_a_gpu_that_is_not_there_are_said(run_here, monkeypatch):
     for has_gpu, layers, is_said in ((False, "99", True), (False, "0", False), (True, "99", False)):
         monkeypatch.setattr("pypcd.llama.machine.has_gpu", lambda *_, has_gpu=has_gpu: has_gpu)
@@ -843,10 +865,10 @@ def test_disabled_pcd_is_said_not_measured(model):
     off = {"PYPCD_DISABLE": "1"}
     info = pypcd_command("info", model, **off)
     assert info.returncode == 0 and "skipped        PYPCD_DISABLE is set in the environment" in info.stdout
-    options = ("--length=16", "--method=pcd:cache=shared", "--n-tokens=2", "--rounds=1", "--threads=1")
+    options = ("--length=16", "--method=pcd:paper:cache=shared", "--n-tokens=2", "--rounds=1", "--threads=1")
     bench = pypcd_command("bench", model, *options, **off)
     assert "greedy" in bench.stdout and "shared" not in bench.stdout
-    assert "cannot run pcd:cache=shared" in bench.stderr
+    assert "cannot run pcd:paper:cache=shared" in bench.stderr
     named = pypcd_command("generate", model, "-p=x", "--pcd=on", **off)
     assert named.returncode == 1 and "PYPCD_DISABLE is set" in named.stderr
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import base64
 import concurrent.futures
+import http.client
 import io
+import json
 import os
 import random
 import signal
+import socket
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +20,7 @@ from typing import Any
 import pytest
 from conftest import F32, Tiny
 from documents import made_of, pdf
-from serving import PROMPTS, SMALL, ask, complete, last_timings, ready, with_workers
+from serving import PROMPTS, SECONDS, SMALL, ask, complete, last_timings, ready, with_workers, within
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
@@ -198,8 +201,19 @@ TALKS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*TALKS, "control tokens"])
-@pytest.mark.parametrize("template", [TEMPLATE, TEMPLATE.replace("m['content']", "m['content'] | trim")])
+REFUSES = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TEMPLATE
+LEAVES_OUT = TEMPLATE.replace("in messages", "in messages if m['role'] != 'system'")
+SYSTEM = ("a system message", "control tokens")
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        *((TEMPLATE, name) for name in [*TALKS, "control tokens"]),
+        *((TEMPLATE.replace("m['content']", "m['content'] | trim"), name) for name in [*TALKS, "control tokens"]),
+        *((template, name) for template in (REFUSES, LEAVES_OUT) for name in SYSTEM),
+    ],
+)
 def test_the_prompt_is_pythons_token_for_token(tiny: Tiny, name: str, template: str) -> None:
     path = str(tiny("llama", seed=3, chat_template=template, n_ctx_train=8192))
     with pypcd.Llama(path, pcd=False, n_ctx=4096, n_gpu_layers=0) as llm, ready(path, parallel=1) as server:
@@ -234,6 +248,29 @@ def test_the_prompt_is_pythons_token_for_token(tiny: Tiny, name: str, template: 
             assert name != "control tokens" or wanted.count(llm.token_eos()) == 0
             n = ask(server, "/v1/chat/completions/input_tokens", body)[1]["input_tokens"]
             assert n == len(wanted)
+        if name == "a system message":  # without documents the prompt is llama.cpp's own, and a text
+            plain = [{"role": one["role"], "content": one["content"].strip()} for one in talk]
+            prompt = ask(server, "/apply-template", {"messages": plain})[1]["prompt"]
+            wanted = ask(server, "/tokenize", {"content": prompt, "add_special": True, "parse_special": True})[1][
+                "tokens"
+            ]
+            assert lay(llm, asking.prompt_of(plain).turns, chat=True).tokens == wanted
+
+
+@pytest.mark.parametrize("templates", [(TEMPLATE, CHAT_TEMPLATE), (CHAT_TEMPLATE, TEMPLATE)])
+def test_a_template_of_the_command_line_is_followed(tiny: Tiny, templates: tuple[str, str]) -> None:
+    """One of the two begins with the beginning of text."""
+    path = str(tiny("llama", seed=3, chat_template=templates[0], n_ctx_train=8192))
+    options = [*SMALL, "--chat-template", templates[1]]
+    with (
+        pypcd.Llama(path, pcd=False, n_ctx=2048, n_gpu_layers=0) as llm,
+        ready(path, parallel=1, options=options) as server,
+    ):
+        llm.metadata["tokenizer.chat_template"] = templates[1]
+        prompt = ask(server, "/apply-template", {"messages": with_file(notes(3), "k3?"), "replay": False})[1]["prompt"]
+        messages = [{"role": "user", "content": "k3?", "documents": [Document.of("notes.txt", notes(3))]}]
+        assert prompt == lay(llm, asking.prompt_of(messages).turns, chat=True).tokens
+        assert prompt.count(llm.token_bos()) == templates[1].count("bos_token")
 
 
 def test_no_document_has_a_mark_of_the_templates(tiny: Tiny) -> None:
@@ -394,6 +431,50 @@ def test_what_takes_too_long_is_a_sentence(tmp_path: Path) -> None:
         assert complete(server, "a", n_predict=1)["tokens"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="a shell script")
+def test_one_that_writes_many_errors_goes_on(tmp_path: Path) -> None:
+    """Their pipe has room for some 64 KiB."""
+    code = "import sys\nfrom pypcd.server import worker\nprint('so it is\\n' * 10**5, file=sys.stderr)\n"
+    with with_workers(code + "worker.main()\n", tmp_path, parallel=1) as server:
+        assert ask(server, "/documents", {"filename": "a", "text": "b"})[1]["text"] == "b"
+    with with_workers(code + "sys.exit('that is all')\n", tmp_path, parallel=1) as server:
+        status, answer = ask(server, "/documents", {"filename": "a", "text": "b"})
+        assert status == 500 and answer["error"]["message"].endswith("cannot be read: that is all")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell script")
+def test_nothing_is_read_for_a_client_that_left_while_it_waited_for_its_turn(tmp_path: Path) -> None:
+    log, go = tmp_path / "log", tmp_path / "go"
+    code = f"""if True:
+        import pathlib, time
+        from pypcd.server import worker
+        own = worker._answer
+        def slow(request, model):
+            with open({str(log)!r}, "a") as file:
+                file.write(request["document"]["filename"])
+            while not pathlib.Path({str(go)!r}).exists():
+                time.sleep(0.01)
+            return own(request, model)
+        worker._answer = slow
+        worker.main()"""
+
+    def read(name: str) -> Any:
+        return ask(server, "/documents", {"filename": name, "text": "b"})[1]["name"]
+
+    with with_workers(code, tmp_path, parallel=1) as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        first = pool.map(read, "ab")
+        assert within(lambda: log.exists() and len(log.read_text()) == 2)
+        left = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
+        left.request("POST", "/documents", json.dumps({"filename": "left", "text": "b"}))
+        left.sock.shutdown(socket.SHUT_WR)  # the server sees no difference, and we hear of it
+        try:
+            assert left.getresponse().status == 500
+        finally:
+            go.touch()
+            left.close()
+        assert [*first, read("c")] == ["a", "b", "c"] and sorted(log.read_text()) == ["a", "b", "c"]
+
+
 def test_a_file_that_unpacks_to_gigabytes_is_a_sentence(wide: Server) -> None:
     made = io.BytesIO()
     packed = zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=1)
@@ -495,7 +576,7 @@ def test_without_pypcd_serve_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch
     with server.running():
         assert server.wait_until_ready()
         assert "`pypcd serve`" in rejected(server, documents=[{"name": "a", "text": "b"}])
-        assert "`pypcd serve`" in rejected(server, pcd="beta=2")
+        assert "`pypcd serve`" in rejected(server, pcd="paper:beta=2")
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux")
@@ -507,7 +588,7 @@ def test_a_setting_is_read_once() -> None:
         for known in (True, False, "on", "off", "cautious", "window"):
             asked(pcd=known)
         assert not workers(server), "presets are known from the start"
-        settings = [{"pcd": "beta=2"}, {"pcd": {"gamma": 3}}, {"pcd": {"gamma": 3}, "model": "demo:pcd-cautious"}]
+        settings = [{"pcd": "paper:beta=2"}, {"pcd": {"gamma": 3}}, {"pcd": {"gamma": 3}, "model": "demo:pcd-cautious"}]
         read = [asked(**fields) for fields in settings]
         assert [(one["beta"], one["gamma"]) for one in read] == [(2, 30), (2.5, 3), (1.5, 3)]
         (pid,) = workers(server)
