@@ -82,7 +82,8 @@ def _texts(message: Message) -> list[str]:
 
 
 def sources_of(found: Found, messages: Sequence[Message]) -> tuple[tuple[Source, ...], str]:
-    """The passages with their places in the documents of a conversation; and the note that came with them."""
+    """The passages with their places in the documents of a conversation; and the note that came with them, behind those on the last
+    message's documents, of which something may have been left out."""
     places = [(document, *span) for document in documents_in(messages) for span in document.read]
     sources = []
     for passage in found.passages:
@@ -91,4 +92,5 @@ def sources_of(found: Found, messages: Sequence[Message]) -> tuple[tuple[Source,
         end = begin + len(document.text[begin:end].rstrip())
         place = document.place(begin, end)
         sources.append(Source(passage.text, document.name, place, begin, end, passage.score, passage.finder))
-    return tuple(sources), found.note
+    notes = [f"{document.name}: {document.note}" for document in documents_in(messages[-1:]) if document.note]
+    return tuple(sources), "; ".join(filter(None, [*notes, found.note]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -104,12 +105,14 @@ PARAGRAPHS = st.lists(st.sampled_from(["One.", "Two is\nhere.", "Three? Four!", 
 @given(st.lists(PARAGRAPHS, min_size=1, max_size=3))
 def test_a_paragraph_that_stands_twice_has_two_places(texts: list[list[str]]) -> None:
     documents = [Document.of(str(i), "\n\n".join(paragraphs)) for i, paragraphs in enumerate(texts)]
+    documents[-1] = dataclasses.replace(documents[-1], note="a picture is not read")
     messages = [{"role": "user", "content": "?", "documents": documents[:1]}, {"role": "assistant", "content": ""}]
     messages += [{"role": "user", "content": "?", "documents": documents[1:]}]
     segments = [(document, segment) for document in documents for segment in document.segments]
     passages = tuple(Passage(i, segment.strip(), 1.0, "bm25") for i, (_, segment) in enumerate(segments))
     sources, note = sources_of(Found(passages, "a note"), messages)
-    assert note == "a note" and len({(s.document, s.begin) for s in sources}) == len(segments)
+    noted = f"{documents[-1].name}: a picture is not read; " if len(documents) > 1 else ""
+    assert note == f"{noted}a note" and len({(s.document, s.begin) for s in sources}) == len(segments)
     for source, (document, segment) in zip(sources, segments):
         assert document.text[source.begin : source.end] == source.text == segment.strip()
         assert (source.document, source.place) == (document.name, document.place(source.begin, source.end))
