@@ -1,1 +1,1 @@
-"""PCD in programs of others: llama_cpp.Llama itself (install), lm-evaluation-harness."""
+"""PCD in programs of others: llama_cpp.Llama itself (install), llama_cpp.server, lm-evaluation-harness."""

@@ -52,6 +52,37 @@ def _execute_llama_cpp(module: Any, execute: Callable[[], None]) -> None:
     apply()
 
 
+def _execute_server(module: Any, execute: Callable[[], None]) -> None:
+    """llama_cpp.server, the server written in Python, refuses "pcd" in a request while install() is in force: it has one setting, install()'s,
+    for all requests, and would pass over the field without a word. It takes the types of its requests from another module."""
+    from pypcd.integrations.install import is_installed
+
+    if not is_installed():
+        execute()
+        return
+    from fastapi import HTTPException  # type: ignore[import-not-found,unused-ignore]
+    from llama_cpp.server import types
+    from pydantic import create_model, model_validator  # type: ignore[import-not-found,unused-ignore]
+
+    def refuse(request: Any) -> Any:
+        if isinstance(request, dict) and "pcd" in request:
+            raise HTTPException(
+                400,
+                'this server takes no "pcd" in a request; start it with a setting for all of them, such as PYPCD=unsure, or use pypcd serve',
+            )
+        return request
+
+    before = {name: getattr(types, name) for name in ("CreateCompletionRequest", "CreateChatCompletionRequest")}
+    try:
+        for name, base in before.items():
+            check: dict[str, Any] = {"refuse": model_validator(mode="before")(refuse)}
+            setattr(types, name, create_model(name, __base__=base, __module__=base.__module__, __validators__=check))
+        execute()
+    finally:
+        for name, base in before.items():
+            setattr(types, name, base)
+
+
 def _execute_models_of_lm_eval(module: Any, execute: Callable[[], None]) -> None:
     from pypcd.integrations import lm_eval
 
@@ -61,6 +92,7 @@ def _execute_models_of_lm_eval(module: Any, execute: Callable[[], None]) -> None
 
 _EXECUTE = {
     "llama_cpp": _execute_llama_cpp,
+    "llama_cpp.server.app": _execute_server,
     "lm_eval.models": _execute_models_of_lm_eval,
 }
 

@@ -7,12 +7,12 @@ import json
 import os
 import subprocess
 import sys
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import run_python
 from serving import ask, within
 
 import pypcd
@@ -26,55 +26,126 @@ Tiny = Callable[..., Path]
 START = "import runpy, pypcd; runpy.run_module('llama_cpp.server', run_name='__main__', alter_sys=True)"
 DEFAULT = "paper:beta=1.5:gamma=5"
 PROMPT = "bada what? The value of the third key is not here, and neither is the second."
-MESSAGES = [{"role": "user", "content": PROMPT}]
-SMALL: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "chat_format": "chatml"}
 
 
-@pytest.fixture
-def port(tiny: Tiny, tmp_path: Path) -> Iterator[int]:
-    number, log = machine.free_port("127.0.0.1", 0), tmp_path / "log"
-    words = [f"--{name}={value}" for name, value in {"model": tiny("llama"), "port": number, **SMALL}.items()]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYPCD": DEFAULT}
-    with log.open("w") as out:
-        process = subprocess.Popen([sys.executable, "-c", START, *words], env=env, stdout=out, stderr=subprocess.STDOUT)
-    try:
-        assert within(lambda: process.poll() is not None or answers(number)) and process.poll() is None, log.read_text()
-        yield number
-    finally:
-        process.terminate()
-        process.wait(30)
+class Server:
+    """A process of it, of which `ask` needs the port."""
 
+    def __init__(self, log: Path, *models: Path, **environment: str) -> None:
+        self.port = machine.free_port("127.0.0.1", 0)
+        settings = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "chat_format": "chatml", "verbose": False}
+        of_models = [{"model": str(path), "model_alias": path.stem, **settings} for path in models]
+        file = log.with_suffix(".json")
+        file.write_text(json.dumps({"host": "127.0.0.1", "port": self.port, "models": of_models}), encoding="utf-8")
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **environment}
+        command = [sys.executable, "-c", START, "--config_file", file]
+        with log.open("w") as out:
+            self.process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
+        assert within(lambda: self.process.poll() is not None or self.answers()), log.read_text()
+        assert self.process.poll() is None, log.read_text()
 
-def asked(port: int, path: str, body: Any = None) -> tuple[int, Any]:
-    return ask(types.SimpleNamespace(port=port), path, body)
+    def answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            return ask(self, "/v1/models")[0] == 200
+        return False
 
+    def post(self, path: str, **body: Any) -> tuple[int, Any]:
+        status, answer = ask(self, path, body)
+        if status != 200 or not body.get("stream"):
+            return status, answer
+        lines = [line.partition(": ")[2] for line in answer.splitlines() if line.startswith("data: ")]
+        assert lines[-1] == "[DONE]", answer
+        return status, [json.loads(line) for line in lines[:-1]]
 
-def answers(port: int) -> bool:
-    with contextlib.suppress(OSError):
-        return asked(port, "/v1/models")[0] == 200
-    return False
+    def complete(self, stream: bool = False, **body: Any) -> str:
+        return written(self.answered("/v1/completions", prompt=PROMPT, stream=stream, **body))
+
+    def chat(self, stream: bool = False, **body: Any) -> str:
+        return written(self.answered("/v1/chat/completions", messages=MESSAGES, stream=stream, **body))
+
+    def answered(self, path: str, **body: Any) -> Any:
+        # the server's own default of the penalty differs from the class's
+        status, answer = self.post(path, max_tokens=12, temperature=0, repeat_penalty=1.0, **body)
+        assert status == 200, answer
+        return answer
 
 
 def written(answer: Any) -> str:
     """The text of a completion or a chat's answer, whole or as a stream."""
-    if isinstance(answer, str):
-        lines = [line.partition(": ")[2] for line in answer.splitlines() if line.startswith("data: ")]
-        assert lines[-1] == "[DONE]", answer
-        answer = map(json.loads, lines[:-1])
     if not isinstance(answer, dict):
         return "".join(map(written, answer))
     choice = answer["choices"][0]
-    return str(choice["text"] if "text" in choice else (choice.get("message") or choice["delta"]).get("content", ""))
+    if "text" in choice:
+        return str(choice["text"])
+    return str((choice.get("message") or choice["delta"]).get("content", ""))
 
 
-def test_answers_are_those_of_pypcd_llama(port: int, tiny: Tiny) -> None:
-    llm = pypcd.Llama(tiny("llama"), pcd=DEFAULT, **SMALL)
+MESSAGES = [{"role": "user", "content": PROMPT}]
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    started = Server(log, tiny("llama"), tiny("mamba"), PYPCD=DEFAULT)
+    yield started
+    started.process.terminate()
+    started.process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny: Tiny) -> Iterator[pypcd.Llama]:
+    opened = pypcd.Llama(tiny("llama"), pcd=DEFAULT, n_ctx=256, n_threads=1, n_threads_batch=1, chat_format="chatml")
+    yield opened
+    opened.close()
+
+
+def test_answers_are_those_of_pypcd_llama(server: Server, llm: pypcd.Llama) -> None:
     # streams are compared with streams: llama_cpp's lose a letter whose bytes are several tokens
     for stream in (False, True):
         options: Any = {"max_tokens": 12, "temperature": 0, "stream": stream}
-        body = {**options, "repeat_penalty": 1.0}  # the server's own default differs from the class's
-        status, answer = asked(port, "/v1/completions", {"prompt": PROMPT, **body})
-        assert status == 200, answer
-        assert written(answer) == written(llm(PROMPT, **options)) != written(llm(PROMPT, **options, pcd=False))
-        status, answer = asked(port, "/v1/chat/completions", {"messages": MESSAGES, **body})
-        assert status == 200 and written(answer) == written(llm.create_chat_completion(MESSAGES, **options)), answer
+        assert server.complete(stream) == written(llm(PROMPT, **options)) != written(llm(PROMPT, **options, pcd=False))
+        assert server.chat(stream) == written(llm.create_chat_completion(MESSAGES, **options))
+
+
+def test_a_model_that_cannot_run_it_decodes_plainly(server: Server, tiny: Tiny) -> None:
+    assert server.post("/v1/completions", prompt="a", model=tiny("mamba").stem)[0] == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_setting_in_a_request_is_a_400_with_the_remedy(stream: bool, server: Server) -> None:
+    for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": MESSAGES})):
+        status, answer = server.post(path, pcd="unsure", stream=stream, **body)
+        assert status == 400 and "PYPCD=unsure, or use pypcd serve" in answer["detail"]
+    assert server.complete(), "it serves on"
+
+
+# --- where it is not installed ---
+
+
+def said_by(code: str, *args: Any) -> str:
+    done = run_python(code, *args)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_install_it_is_llama_cpps_own_and_with_it_the_types_are_left_as_they_were() -> None:
+    code = """if True:
+        import sys, pypcd
+        import llama_cpp.server.types as types
+        before = dict(vars(types))
+        sys.argv[1] == "installed" and pypcd.install()
+        import llama_cpp.server.app as app
+        print(app.CreateCompletionRequest is types.CreateCompletionRequest, before == vars(types))"""
+    assert said_by(code, "no") == "True True\n"
+    assert said_by(code, "installed") == "False True\n"
+
+
+def test_an_installation_that_comes_too_late_says_so() -> None:
+    code = """if True:
+        import warnings, pypcd
+        import llama_cpp.server.app
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            pypcd.install()
+        print(*[w.message for w in seen])"""
+    assert said_by(code) == 'llama_cpp.server passes over "pcd" in requests: it was imported before pypcd.install()\n'
