@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 FAST_FOLDERS = {"settings", "decode", "find"}
 FAST_MODULES = {
     "balance", "cli_tune", "constraint", "context", "cpp", "decay", "docs",
-    "exports", "finding", "gate0", "kv", "metrics",
+    "exports", "finding", "gate0", "graphwalks", "kv", "metrics",
     "nolima", "packaging", "places", "progress", "report", "import_layers", "public", "ruler", "salience", "sampler", "sequences",
     "spectrum", "stats", "table", "tensors",
 }  # fmt: skip

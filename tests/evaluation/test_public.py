@@ -137,7 +137,6 @@ def test_a_record_is_asked_as_published_and_for_several_keys() -> None:
         ("longbench-qasper", "--tasks longbench$"),
         ("longbench-v2", "--tasks longbench2$"),
         ("ruler-qa_1", "--tasks ruler$"),
-        ("graphwalks-bfs", "--tasks graphwalks; .*commit 23bc9434"),
         ("constrained-needle", "commit 23bc9434"),
         ("mrcr", "commit 7d6ac68"),
         ("nolima", "python -m research.eval MODEL --task nolima"),

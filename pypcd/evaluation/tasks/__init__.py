@@ -1,5 +1,5 @@
-"""The benchmarks by name: `kv` (InfiniteBench) and `ruler` (RULER), which are generated; `xquad` and `kv-records`, which others
-wrote; `everyday`, `reading` and `chats` (ours).
+"""The benchmarks by name: `kv` (InfiniteBench), `ruler` (RULER) and `graphwalks` (after OpenAI's), which are generated; `xquad` and
+`kv-records`, which others wrote; `everyday`, `reading` and `chats` (ours).
 
 A benchmark is a `Task` (`sample`): it makes questions of a length (`size`) and scores their answers (`metrics`).
 Knows nothing of models except their tokenizer.
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pypcd.errors import InputError, did_you_mean
 from pypcd.evaluation.tasks.chats import CHATS
 from pypcd.evaluation.tasks.everyday import EVERYDAY
+from pypcd.evaluation.tasks.graphwalks import GRAPHWALKS
 from pypcd.evaluation.tasks.kv import KV_OFFICIAL, KV_SHORT
 from pypcd.evaluation.tasks.public import KV_RECORDS, XQuAD
 from pypcd.evaluation.tasks.reading import READING
@@ -36,6 +37,7 @@ _ALL: tuple[Task, ...] = (
     KV_RECORDS,
     XQuAD(),
     *RULER,
+    *GRAPHWALKS,
     *EVERYDAY,
     *READING,
     *CHATS,
@@ -46,6 +48,7 @@ TASKS = tuple(_TASKS)
 
 GROUPS = {
     "ruler": tuple(made.name for made in RULER),
+    "graphwalks": tuple(made.name for made in GRAPHWALKS),
     "everyday": tuple(made.name for made in EVERYDAY if made.way == "shots"),
     "everyday-behind": tuple(made.name for made in EVERYDAY if made.way == "behind"),
     "reading": tuple(made.name for made in READING),
@@ -60,7 +63,6 @@ _MOVED = {
     "longbench-v2": f"{_HARNESS} longbench2",
     "longbench-": f"{_HARNESS} longbench",
     "ruler-": f"{_HARNESS} ruler",
-    "graphwalks": f"{_HARNESS} graphwalks; ours are in commit 23bc9434 of pypcd",
     "constrained": "commit 23bc9434 of pypcd asks its questions",
     "mrcr": "commit 7d6ac68 of pypcd asks its questions",
     "nolima": f"{_CLONE} nolima --data FOLDER",

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Sequence
 __all__ = [
     "KV_SEPARATORS",
     "any_match",
+    "f1",
     "first_named",
     "recall",
     "same_sentence",
+    "set_f1",
     "word_match",
 ]
 
@@ -33,6 +35,20 @@ def recall(prediction: str, references: Sequence[str]) -> float:
 def any_match(prediction: str, references: Sequence[str]) -> float:
     """RULER's string_match_part: 1 if one of the references is found anywhere in the prediction, upper or lower case."""
     return float(recall(prediction, references) > 0)
+
+
+def set_f1(prediction: str, references: Sequence[str]) -> float:
+    """F1 of a comma-separated list as a set, as GraphWalks is scored: a repeated item counts once, and the case matters."""
+    items = {item.strip() for item in prediction.split(",")} - {""}
+    return f1(len(items.intersection(references)), len(items), len(references))
+
+
+def f1(n_right: int, n_given: int, n_wanted: int) -> float:
+    """The harmonic mean of precision and recall."""
+    if not n_right:
+        return 0.0
+    precision, recalled = n_right / n_given, n_right / n_wanted
+    return 2 * precision * recalled / (precision + recalled)
 
 
 def first_named(prediction: str, answer: str, others: Sequence[str] = (), spelt: str = "") -> float:
