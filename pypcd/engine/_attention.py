@@ -9,9 +9,7 @@ a cell holds is what the head of the sequence's state says.
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,10 +22,11 @@ from pypcd.engine import _bindings, _log
 from pypcd.engine._calls import call, context, stock
 from pypcd.engine._context import decode
 from pypcd.engine._handles import is_open
-from pypcd.engine._tensors import Tensor, ggml_base
+from pypcd.engine._rotation import watch_of
+from pypcd.engine._tensors import Tensor, ggml_base, op_number
 from pypcd.errors import UnsupportedError
 
-__all__ = ["attention", "contents", "eval_callback", "watched"]
+__all__ = ["attention", "contents", "watched"]
 
 Floats = npt.NDArray[np.float32]
 _Callback = Callable[[int, bool, Any], bool]
@@ -94,8 +93,10 @@ class _Reader:
     def __call__(self, tensor: int, is_asking: bool, _: Any) -> bool:
         try:
             node = Tensor.from_address(tensor)
-            is_flash = node.op == _op(b"FLASH_ATTN_EXT")
-            if not is_flash and not (node.op == _op(b"SOFT_MAX") and node.src[1]):  # a softmax of experts has no mask
+            is_flash = node.op == op_number(b"FLASH_ATTN_EXT")
+            if not is_flash and not (
+                node.op == op_number(b"SOFT_MAX") and node.src[1]
+            ):  # a softmax of experts has no mask
                 return not is_asking
             if is_asking:
                 name = ggml_base().ggml_get_name(tensor)
@@ -237,12 +238,6 @@ class _Traits(ctypes.Structure):
     )
 
 
-@functools.cache
-def _op(name: bytes) -> int:
-    """ggml's number of an operation; its versions differ in them."""
-    return next(i for i in range(512) if ggml_base().ggml_op_name(i) == name)
-
-
 def _positions(llm: llama_cpp.Llama, n: int, *, of_window: bool = False) -> npt.NDArray[np.int32]:
     """The positions of sequence 0 in the order of their cells, int32[n].
 
@@ -272,26 +267,6 @@ def _positions(llm: llama_cpp.Llama, n: int, *, of_window: bool = False) -> npt.
 # -- the callback ------------------------------------------------------------------------------------------------------
 
 
-class _Watch:
-    """The callback that a context of the stock engine is opened with."""
-
-    def __init__(self) -> None:
-        self.reader: _Callback | None = None
-        self.callback = llama_cpp.ggml_backend_sched_eval_callback(self)
-
-    def __call__(self, tensor: int, is_asking: bool, data: Any) -> bool:
-        return not is_asking if self.reader is None else self.reader(tensor, is_asking, data)
-
-
-_watches: weakref.WeakKeyDictionary[llama_cpp.Llama, _Watch] = weakref.WeakKeyDictionary()
-
-
-def eval_callback(llm: llama_cpp.Llama) -> Any:
-    """What llama_context_params.cb_eval has to be for attention() to read from this context; while it reads nothing it costs less than
-    0.1 ms an evaluation."""
-    return _watches.setdefault(llm, _Watch()).callback
-
-
 @contextmanager
 def watched(llm: llama_cpp.Llama, callback: _Callback) -> Iterator[None]:
     """A block in which a callback is called for each operation that this context computes, as ggml_backend_sched_eval_callback: with the
@@ -301,7 +276,7 @@ def watched(llm: llama_cpp.Llama, callback: _Callback) -> Iterator[None]:
         UnsupportedError: the context has a callback already.
     """
     if stock(llm):
-        watch = _watches[llm]
+        watch = watch_of(llm)
         if watch.reader is not None:
             raise UnsupportedError("this context has a callback already, and it can have only one")
         watch.reader = callback

@@ -31,6 +31,7 @@ class _Thread(threading.local):
         self.errors: collections.deque[str] = collections.deque(maxlen=20)
         self.last_level = 0
         self.is_silent = False
+        self.lines: list[str] | None = None  # while they are collected
 
 
 _here = _Thread()
@@ -42,6 +43,8 @@ def _callback(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
         return
     _here.last_level = level if level != _CONT else _here.last_level
     line = text.decode("utf-8", "replace")
+    if _here.lines is not None:
+        _here.lines.append(line)
     if _here.last_level == _ERROR and line.strip():
         _here.errors.append(line.strip())
     if logging.getLogger("llama-cpp-python").level <= logging.DEBUG:  # what verbose=True sets
@@ -77,6 +80,17 @@ def silent() -> Iterator[None]:
         yield
     finally:
         _here.is_silent = False
+
+
+@contextlib.contextmanager
+def collected() -> Iterator[list[str]]:
+    """A block, and the lines that this thread's calls log in it."""
+    lines: list[str] = []
+    _here.lines = lines
+    try:
+        yield lines
+    finally:
+        _here.lines = None
 
 
 def clear_errors() -> None:

@@ -13,6 +13,7 @@ from pypcd.engine._bindings import is_native, only_native
 from pypcd.engine._calls import context, model, stock
 from pypcd.engine._model import is_recurrent, slides
 from pypcd.engine._native import Native
+from pypcd.engine._rotation import watch_of
 from pypcd.engine._stock import Stock, n_twins
 from pypcd.errors import LibraryError
 from pypcd.settings.config import PCDConfig
@@ -62,7 +63,15 @@ def open_stock(llm: llama_cpp.Llama, n_seq_max: int) -> Stock:
     Args:
         n_seq_max: the sequences of the caller; the others are for twins.
     """
-    return Stock(context(llm), model(llm), n_seq_max, _refusal(llm, n_seq_max))
+    return Stock(
+        context(llm),
+        model(llm),
+        n_seq_max,
+        _refusal(llm, n_seq_max),
+        watch_of(llm),
+        llm.context_params,
+        llm._model._exit_stack,
+    )
 
 
 def _refusal(llm: llama_cpp.Llama, n_seq_max: int) -> str | None:

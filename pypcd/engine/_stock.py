@@ -1,15 +1,16 @@
-"""PCD on any libllama: twins with a window, made of functions that llama.cpp itself has, and the contrast in numpy.
+"""PCD on any libllama: twins made of functions that llama.cpp itself has, and the contrast in numpy.
 
 In a KV cache that all sequences share (kv_unified), llama_memory_seq_cp gives cells to another sequence without a copy. So a
 twin is its token in a sequence of its own, which has been given the first n_sink cells of the text and the last ones before
-the token's position p:
+the token's position p, or without a window all of them:
 
     seq_cp(text, twin, 0, n_sink);  seq_cp(text, twin, p + 1 - window, p)
     decode(token, at p, in twin)    # L*; behind the text's own token ("alternate"), or in one batch with it ("fused")
     seq_rm(twin)                    # the memory is as it is without PCD
 
-Nothing is left between two calls, so prefixes, saved states and rewinds are as they are in llama.cpp. What this cannot do is in
-needs(), and what it cannot do in a context is told to Stock.
+Nothing is left between two calls, so prefixes, saved states and rewinds are as they are in llama.cpp. An over-rotated twin is
+decoded by itself, with other tables (_rotation.py); with cache="separate" a second context does that (_second.py). What this cannot
+do is in needs(), and what it cannot do in a context is told to Stock.
 
 Batches that come through engine.decode() or a pypcd.Llama's methods pass through Stock.decode(). Those that others give to
 llama_decode are noticed when the function returns (watch()).
@@ -23,7 +24,7 @@ import functools
 import math
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import llama_cpp
@@ -34,21 +35,42 @@ from pypcd.engine import _log
 from pypcd.engine._bindings import only_native
 from pypcd.engine._calls import batch_of
 from pypcd.engine._results import PCDLogits, PCDStats
+from pypcd.engine._rotation import Rotation, Watch, unknown_layout
+from pypcd.engine._second import Second
 from pypcd.errors import PCDError, UnsupportedError
 from pypcd.settings import formula
 from pypcd.settings.config import PCDConfig
+from pypcd.settings.fields import FIELDS
 
 __all__ = ["Stock", "n_twins", "needs", "watch"]
 
 _N_TWINS = 16  # at most, in one batch
 _NO_ROOM = "no free cells for twins beside their tokens: each twin before its token, in the same cell"
+_NOT_FUSED = "over-rotated twins are evaluated by themselves in the stock engine"
+_UNSEEN = (
+    'cache="separate" evaluates the text a second time, and this one has parts that are no tokens, were moved, or were restored '
+    "without them; use cache=shared, or evaluate the text from its beginning"
+)
 # what gives a context another text; the last two are former names, which llama-cpp-python 0.3.16 calls
 _RESTORE = "llama_state_set_data", "llama_state_load_file", "llama_set_state_data", "llama_load_session_file"
+# what changes a sequence in a way that its tokens are not known from
+_MOVE = (
+    *("llama_state_seq_set_data", "llama_state_seq_set_data_ext", "llama_state_seq_load_file"),
+    *("llama_memory_seq_add", "llama_memory_seq_div", "llama_memory_seq_keep"),
+)
+# what a second context is told too
+_ADAPT = (
+    *("llama_set_adapters_lora", "llama_set_adapter_lora", "llama_rm_adapter_lora", "llama_clear_adapter_lora"),
+    *("llama_set_adapter_cvec", "llama_apply_adapter_cvec"),
+)
+_COUNTED = "n_tokens n_twins n_skipped n_caught_up n_fused n_alternate n_sequential n_separate n_fallbacks"
 
 Logits = npt.NDArray[np.float32]  # [n_vocab]
 
 
+# by the addresses of contexts, and of their memories
 _contexts: weakref.WeakValueDictionary[int, Stock] = weakref.WeakValueDictionary()
+_told: dict[int, list[tuple[Any, ...]]] = {}  # by the addresses of contexts: calls of _ADAPT
 
 
 def _address(ctx: Any) -> int:
@@ -62,15 +84,38 @@ def watch() -> None:
         twins = _contexts.get(_address(args[0])) if result == 0 else None
         return result if twins is None else twins.decoded(args[1])
 
-    def restored(result: int, function: Any, args: Sequence[Any]) -> int:
+    def then(names: Sequence[str], do: Callable[..., None]) -> None:
+        def called(result: Any, function: Any, args: Sequence[Any]) -> Any:
+            if twins := _contexts.get(_address(args[0])):
+                do(twins, *args[1:])
+            return result
+
+        for name in names:
+            if function := getattr(llama_cpp, name, None):
+                function.errcheck = called
+
+    def adapted(result: int, function: Any, args: Sequence[Any]) -> int:
+        _told.setdefault(_address(args[0]), []).append((function, *args[1:]))
         if twins := _contexts.get(_address(args[0])):
-            twins.forget()
+            twins.tell(function, *args[1:])
         return result
 
-    llama_cpp.llama_decode.errcheck = decoded
-    for name in _RESTORE:
+    def freed(result: Any, function: Any, args: Sequence[Any]) -> Any:
+        """Another context may get this address, while something keeps this one's twins alive."""
+        _told.pop(_address(args[0]), None)
+        if twins := _contexts.pop(_address(args[0]), None):
+            _contexts.pop(_address(twins._memory), None)
+        return result
+
+    llama_cpp.llama_decode.errcheck, llama_cpp.llama_free.errcheck = decoded, freed
+    then(_RESTORE, lambda twins, *_: twins.forget())
+    then(_MOVE, lambda twins, *_: twins.forget_texts())
+    then(["llama_memory_clear"], lambda twins, *_: twins.removed(-1, 0, -1))
+    then(["llama_memory_seq_rm"], Stock.removed)
+    then(["llama_memory_seq_cp"], Stock.copied)
+    for name in _ADAPT:
         if function := getattr(llama_cpp, name, None):
-            function.errcheck = restored
+            function.errcheck = adapted
 
 
 def n_twins(n_seq_max: int, n_batch: int) -> int:
@@ -81,15 +126,26 @@ def n_twins(n_seq_max: int, n_batch: int) -> int:
 
 def needs(config: PCDConfig) -> str | None:
     """What of a setting only pypcd's own libllama can do, in a few words; None if any libllama can do it all."""
-    if config.perturbation != "none":
-        return f'perturbation="{config.perturbation}"'
-    if config.cache == "separate":
-        return 'cache="separate"'
+    if config.perturbation == "noise":
+        return 'perturbation="noise"'
+    if _rotates(config) and config.cache == "rerotated":
+        return 'cache="rerotated", unlike paper:cache=shared and paper:cache=separate,'
+    if config.cache == "separate" and config.window is not None:
+        return 'a window with cache="separate"'
     if config.sequences == "chosen":
         return 'sequences="chosen"'
     if config.window == 1 and config.n_sink:
         return "a window of 1 with n_sink above 0"  # llama.cpp wants a sequence's last position to be the one before
     return None
+
+
+def _rotates(config: PCDConfig | None, cache: str | None = None) -> bool:
+    """Whether a setting over-rotates, with this cache."""
+    return config is not None and config.perturbation == "over-rotation" and cache in (None, config.cache)
+
+
+def _table(config: PCDConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in ("alpha", "base_ratio", "transition", "band")}
 
 
 @dataclasses.dataclass
@@ -165,10 +221,21 @@ class Stock:
         model: its llama_model.
         n_seq_max: the sequences of the caller; those above are for twins.
         refusal: why there can be no twin in this context, in a sentence; None if there can.
+        watch: the callback that it was opened with.
+        params: its llama_context_params.
+        closing: what is closed before the model is.
     """
 
-    def __init__(self, ctx: Any, model: Any, n_seq_max: int, refusal: str | None) -> None:
-        self._ctx, self._refusal = ctx, refusal
+    def __init__(
+        self, ctx: Any, model: Any, n_seq_max: int, refusal: str | None, watch: Watch, params: Any, closing: Any
+    ) -> None:
+        self._ctx, self._model, self._refusal = ctx, model, refusal
+        self._watch, self._params, self._closing = watch, params, closing
+        self._rotation = Rotation()
+        self._second: Second | None = None
+        self.abort: Any = None  # the context's ggml_abort_callback
+        self._texts: dict[int, list[int] | None] = {}  # the tokens of each sequence; None: not known
+        closing.callback(self._rotation.close)
         self._twin_seqs = range(n_seq_max, int(llama_cpp.llama_n_seq_max(ctx)))
         self._memory = llama_cpp.llama_get_memory(ctx)
         self._n_vocab = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)))
@@ -177,11 +244,10 @@ class Stock:
         self._answers: dict[int, _Answer] = {}
         self._asked: list[_Token] = []  # those of the last batch, if PCD was on
         self._is_theirs = True  # llama.cpp has this batch's rows, under its indices
-        self._counts = dict.fromkeys(
-            ("n_tokens", "n_twins", "n_skipped", "n_fused", "n_alternate", "n_sequential", "n_fallbacks"), 0
-        )
+        self._counts = dict.fromkeys(_COUNTED.split(), 0)
+        self._last_fallback = ""
         self._config: PCDConfig | None = None
-        _contexts[_address(ctx)] = self
+        _contexts[_address(ctx)] = _contexts[_address(self._memory)] = self
 
     # -- the setting ---------------------------------------------------------------------------------------------------
 
@@ -194,15 +260,45 @@ class Stock:
             raise UnsupportedError(f"PCD ({config.describe()}) cannot run here: {refusal}")
         if not combine:
             raise UnsupportedError(only_native("a sampler that contrasts"))
+        if config is not None and _rotates(config, "separate"):
+            self._open_second(config)
+        self._watch.rotation = self._rotation if _rotates(config, "shared") else None
         self._config = config
         return None
 
     def trim(self) -> None:
-        pass  # there are no second keys
+        """Free the second context, if the setting in force does not need it."""
+        if not _rotates(self._config, "separate"):
+            self._close_second()
 
     def refusal(self, config: PCDConfig) -> str | None:
         what = needs(config)
-        return only_native(what) if what else self._refusal
+        if what or self._refusal or not _rotates(config):
+            return only_native(what) if what else self._refusal
+        if llama_cpp.llama_model_rope_type(self._model) == llama_cpp.LLAMA_ROPE_TYPE_NONE:
+            return "this model has no rotary positions to over-rotate; use perturbation=none with a window"
+        return unknown_layout()
+
+    def _open_second(self, config: PCDConfig) -> None:
+        type_k = FIELDS["type_k_over"].to_number(config.type_k_over)
+        if self._second is None or self._second.type_k != type_k:
+            self._close_second()
+            self._second = Second(self._ctx, self._model, self._params, type_k)
+            self._closing.callback(self._second.close)
+            for function, *args in _told.get(_address(self._ctx), []):
+                self.tell(function, *args)
+        table = _table(config)
+        self._second.turn(table, lambda n_rot: formula.rho(n_rot, **table))
+
+    def tell(self, function: Any, *args: Any) -> None:
+        """Call a function that was called for this context for the second one too."""
+        if self._second is not None:
+            function(self._second.ctx, *args)
+
+    def _close_second(self) -> None:
+        if self._second is not None:
+            self._second.close()
+        self._second = None
 
     def in_force(self, known: Sequence[PCDConfig | None]) -> tuple[PCDConfig | None, bool]:
         return self._config, True
@@ -222,19 +318,57 @@ class Stock:
         pass  # it follows the context already
 
     def set_tokens(self, tokens: Sequence[int], seq_id: int = 0) -> None:
+        self._texts[seq_id] = list(tokens)
         self.forget_answers(seq_id)
 
     def forget(self) -> None:
         """The context has another text now, of which nothing is known."""
         self._asked, self._is_theirs = [], True
+        self.forget_texts()
         self.forget_answers()
+
+    # -- the tokens of each sequence, which a second context evaluates (cache="separate") -------------------------------
+
+    def forget_texts(self) -> None:
+        seqs = range(llama_cpp.llama_n_seq_max(self._ctx))
+        self._texts = {seq: None for seq in seqs if llama_cpp.llama_memory_seq_pos_max(self._memory, seq) >= 0}
+
+    def removed(self, seq: int, begin: int, end: int) -> None:
+        """llama_memory_seq_rm was called."""
+        for one in list(self._texts) if seq < 0 else [seq]:
+            text = self._texts.get(one, [])
+            if begin <= 0 and end < 0:
+                self._texts.pop(one, None)
+            elif text is not None and 0 <= end < len(text):
+                self._texts[one] = None
+            elif text is not None:
+                del text[max(begin, 0) :]
+
+    def copied(self, source: int, target: int, begin: int, end: int) -> None:
+        """llama_memory_seq_cp was called."""
+        text, before = self._texts.get(source, []), self._texts.get(target, [])
+        if text is not None and before is not None and len(before) == max(begin, 0):
+            self._texts[target] = before + text[len(before) : end if end >= 0 else None]
+        elif source != target:
+            self._texts[target] = None
+
+    def _note(self, tokens: Sequence[_Token]) -> None:
+        """These are in memory."""
+        for one in tokens:
+            for seq in one.seqs:
+                text = self._texts.setdefault(seq, [])
+                if text is not None and one.pos == len(text) and one.token >= 0:
+                    text.append(one.token)
+                else:
+                    self._texts[seq] = None
 
     def stats(self) -> PCDStats:
         rows = [one.row for one in self._asked if one.row is not None]
         arrays = [array for row in rows for array in (row.standard, row.local, row.contrasted, row.shown)]
         return PCDStats(
             **self._counts,
-            last_fallback=_NO_ROOM if self._counts["n_fallbacks"] else "",
+            last_fallback=self._last_fallback,
+            second_bytes=0 if self._second is None else self._second.n_bytes,
             row_bytes=sum(array.nbytes for array in arrays if array is not None),
         )
 
@@ -291,14 +425,16 @@ class Stock:
 
     def _decode(self, batch: Any, is_evaluated: bool) -> int:
         self._asked, self._is_theirs = [], True
-        config = self._config
+        config, tokens = self._config, self._read(batch, is_evaluated)
+        if is_evaluated:
+            self._note(tokens)
         if config is None or not batch.token:  # off, or a picture
             self._answers.clear()
-            return 0 if is_evaluated else self._evaluate(batch)
-        tokens = self._read(config, batch, is_evaluated)
+            return 0 if is_evaluated else self._evaluate(batch, tokens)
+        self._begin(config, tokens, is_evaluated)
         asked = [one for one in tokens if one.asked]
         if all(one.early for one in asked):
-            status = 0 if is_evaluated else self._evaluate(batch)
+            status = 0 if is_evaluated else self._evaluate(batch, tokens)
             self._counts["n_skipped"] += len(asked)
         elif self._fuses(config, tokens) and not is_evaluated:
             status = self._fused(config, batch, tokens)
@@ -314,38 +450,40 @@ class Stock:
                     self._answers[seq].entropy = one.row.entropy
         return 0
 
-    def _read(self, config: PCDConfig, batch: Any, is_evaluated: bool) -> list[_Token]:
+    def _read(self, batch: Any, is_evaluated: bool) -> list[_Token]:
         n = batch.n_tokens
         begin = 0  # of a batch without positions: behind its sequence
         if not batch.pos:
             end = llama_cpp.llama_memory_seq_pos_max(self._memory, batch.seq_id[0][0] if batch.seq_id else 0) + 1
             begin = end - n if is_evaluated else end
         tokens: list[_Token] = []
-        firsts: dict[int, _Token] = {}
         for i in range(n):
             seqs = [batch.seq_id[i][k] for k in range(batch.n_seq_id[i])] if batch.seq_id else [0]
             asked = bool(batch.logits[i]) if batch.logits else i == n - 1
-            pos = batch.pos[i] if batch.pos else begin + i
-            one = _Token(i, batch.token[i], pos, seqs, asked and not self._is_suspended)
-            for seq in seqs:
+            token, pos = batch.token[i] if batch.token else -1, batch.pos[i] if batch.pos else begin + i
+            tokens.append(_Token(i, token, pos, seqs, asked and not self._is_suspended))
+        return tokens
+
+    def _begin(self, config: PCDConfig, tokens: Sequence[_Token], is_evaluated: bool) -> None:
+        """Note where answers begin, and what a floor leaves plain."""
+        firsts: dict[int, _Token] = {}
+        for one in tokens:
+            for seq in one.seqs:
                 if self._begins(seq, one.pos, one.asked):
                     firsts[seq] = one
             one.early, one.first = self._is_early(config, one.parent, one.pos), firsts.get(one.parent)
-            tokens.append(one)
         highest = max((seq for one in tokens for seq in one.seqs), default=0)
         if self._twin_seqs and highest >= self._twin_seqs[0]:
             if is_evaluated:
                 self._take_back(tokens)
             raise self._taken(highest)
-        return tokens
 
     def _fuses(self, config: PCDConfig, tokens: Sequence[_Token]) -> bool:
         """Whether tokens and twins go in one batch: each token is a step of a text, and its twin is needed or asked for."""
-        n, seqs = len(tokens), [seq for one in tokens for seq in one.seqs]
-        # two of one sequence: the later one's twin sees the earlier one, which is not in memory yet
-        if any(one.early or not one.asked for one in tokens) or len(set(seqs)) < len(seqs):
+        n = len(tokens)
+        if any(one.early or not one.asked for one in tokens) or len({one.parent for one in tokens}) < n:
             return False
-        if config.gamma == 1 or n > len(self._twin_seqs) or 2 * n > self._n_batch:
+        if _rotates(config) or config.gamma == 1 or n > len(self._twin_seqs) or 2 * n > self._n_batch:
             return False
         if config.evaluation == "auto":
             begins = config.min_first_entropy and any(one.first is one for one in tokens)
@@ -370,7 +508,7 @@ class Stock:
     def _alternate(self, config: PCDConfig, batch: Any, tokens: Sequence[_Token], is_evaluated: bool) -> int:
         """A batch, and then the twins that are needed."""
         self._counts["n_alternate"] += 1
-        status = 0 if is_evaluated else self._evaluate(batch)
+        status = 0 if is_evaluated else self._evaluate(batch, tokens)
         if status != 0:
             return status
         places = {one.index: one for one in tokens if one.asked}  # of rows in llama.cpp's memory
@@ -382,7 +520,10 @@ class Stock:
         if n_needed:
             status = -1
             try:
-                status, places = self._add_twins(config, batch, tokens, places)
+                if _rotates(config, "separate"):
+                    status = self._add_separate(asked)
+                else:
+                    status, places = self._add_twins(config, batch, tokens, places)
             finally:
                 if status != 0:
                     self._take_back(tokens)
@@ -411,14 +552,46 @@ class Stock:
             return self._in_turn(config, tokens), {-1: tokens[-1]} if tokens[-1].asked else {}
         if status == 0 and len(asked) > n:
             self._take_back(tokens)
-            return self._evaluate(batch), places
+            return self._evaluate(batch, tokens), places
         self._is_theirs = len(asked) == len(tokens)
         return status, dict(enumerate(asked))
 
+    def _add_separate(self, asked: Sequence[_Token]) -> int:
+        """The rows of the second context."""
+        for seq in sorted({one.parent for one in asked}):
+            those, text = [one for one in asked if one.parent == seq], self._texts[seq]
+            if text is None:
+                raise UnsupportedError(_UNSEEN)
+            assert self._second is not None
+            status, rows = self._second.rows(text, [one.pos for one in those], self.abort)
+            if status != 0:
+                return status
+            for one in those:
+                one.known().local = rows[one.pos]
+            self._counts["n_caught_up"] += self._second.n_evaluated - len(those)
+        self._counts["n_separate"] += 1
+        self._counts["n_twins"] += len(asked)
+        return 0
+
+    def _fall_back(self, why: str) -> None:
+        self._counts["n_fallbacks"] += 1
+        self._last_fallback = why
+
     def _evaluate_twins(self, config: PCDConfig, tokens: Sequence[_Token]) -> int:
         """The twins of tokens that are in memory."""
+        table = _table(config)
         with self._twins_of(config, tokens) as twins:
-            status = self._evaluate_tokens(twins)
+            if _rotates(config):
+                self._rotation.turn(self._ctx, lambda n_rot: formula.rho(n_rot, **table))
+            try:
+                status = self._evaluate_tokens(twins)
+            finally:
+                if _rotates(config):
+                    self._rotation.turn(self._ctx, None)
+        if status == 0 and _rotates(config):
+            self._rotation.check()
+            if config.evaluation == "fused":
+                self._fall_back(_NOT_FUSED)
         if status == 0:
             self._counts["n_twins"] += len(tokens)
             for k, one in enumerate(tokens):
@@ -430,7 +603,7 @@ class Stock:
         begin = next(k for k, one in enumerate(tokens) if one.asked)
         self._take_back(tokens[begin:])
         self._counts["n_sequential"] += 1
-        self._counts["n_fallbacks"] += 1
+        self._fall_back(_NO_ROOM)
         for one in tokens[begin:]:
             status = self._evaluate_twins(config, [one]) if one.asked else 0
             status = status or self._evaluate_tokens([one])
@@ -441,14 +614,13 @@ class Stock:
     @contextlib.contextmanager
     def _twins_of(self, config: PCDConfig, tokens: Sequence[_Token]) -> Iterator[list[_Token]]:
         """A block with the twins of some tokens: each in a sequence that has the cells it sees. Nothing of it is left behind."""
-        assert config.window is not None
         seqs = self._twin_seqs[: len(tokens)]
         for seq in seqs:
             if llama_cpp.llama_memory_seq_pos_max(self._memory, seq) >= 0:
                 raise self._taken(seq)
         try:
             for one, seq in zip(tokens, seqs):
-                near = max(one.pos + 1 - config.window, 0)
+                near = 0 if config.window is None else max(one.pos + 1 - config.window, 0)
                 for begin, end in ((0, min(config.n_sink, near)), (near, one.pos)):
                     if begin < end:
                         llama_cpp.llama_memory_seq_cp(self._memory, one.parent, seq, begin, end)
@@ -468,16 +640,19 @@ class Stock:
             for seq in one.seqs:
                 llama_cpp.llama_memory_seq_rm(self._memory, seq, one.pos, -1)
 
-    def _evaluate(self, batch: Any) -> int:
+    def _evaluate(self, batch: Any, tokens: Sequence[_Token]) -> int:
         self._is_evaluating = True
         try:
-            return int(llama_cpp.llama_decode(self._ctx, batch))
+            status = int(llama_cpp.llama_decode(self._ctx, batch))
         finally:
             self._is_evaluating = False
+        if status == 0:
+            self._note(tokens)
+        return status
 
     def _evaluate_tokens(self, tokens: Sequence[_Token]) -> int:
         with batch_of([(one.token, one.pos, one.seqs, one.asked) for one in tokens]) as batch:
-            return self._evaluate(batch)
+            return self._evaluate(batch, tokens)
 
     # -- the contrast --------------------------------------------------------------------------------------------------
 

@@ -47,3 +47,9 @@ def ggml_base() -> ctypes.CDLL:
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
         function.restype = None
     return base
+
+
+@functools.cache
+def op_number(name: bytes) -> int:
+    """ggml's number of an operation; its versions differ in them."""
+    return next(i for i in range(512) if ggml_base().ggml_op_name(i) == name)

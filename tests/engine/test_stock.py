@@ -6,8 +6,10 @@ With the stock library in place of pypcd's (`scripts/test --stock`), all but wha
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any
 
+import arch_checks
 import llama_cpp
 import numpy as np
 import pytest
@@ -19,22 +21,34 @@ from conftest import (
     check_rows,
     close,
     contrasted,
+    expected,
     native_row,
     on_stock,
     rounding,
+    tolerance,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_gguf import ATTENTION_ARCHS, HYBRID_ARCHS
+from test_attention import FILES, FOLDER
+from tiny_gguf import ATTENTION_ARCHS, HYBRID_ARCHS, ROPE_ARCHS
 
 import pypcd
 from pypcd import engine
+from pypcd.engine import _rotation
 from pypcd.engine._calls import batch_of
 
 pytestmark = on_stock
 beside_native = pytest.mark.skipif(not engine.is_native(), reason="this process has the stock library")
 WINDOW: dict[str, Any] = {"perturbation": "none", "window": 20}
 PROMPT = 60
+ROTATING: list[tuple[str, dict[str, Any]]] = [
+    *((arch, {}) for arch in ROPE_ARCHS if arch not in HYBRID_ARCHS),
+    ("llama", {"rope_freqs": (1, 2, 3, 4, 5, 6, 7, 8)}),
+    ("llama", {"yarn": (4.0, 4096), "n_embd": 128}),
+    ("qwen2", {"yarn": (4.0, 64)}),
+    ("gemma3", {"linear_scale": 4.0, "rope_freq_base": 1e6}),
+]
+ROTATING = [case for case in ROTATING if case[0] not in UNKNOWN]
 
 
 def seqs_in_memory(llm: pypcd.Llama) -> list[int]:
@@ -52,6 +66,35 @@ def cells(llm: pypcd.Llama) -> bytes:
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------
+
+
+SHARED: dict[str, Any] = {"cache": "shared"}
+SEPARATE: dict[str, Any] = {"cache": "separate"}
+TURNED: list[dict[str, Any]] = [
+    SHARED,
+    SEPARATE,
+    {**SHARED, "window": 20},
+    {**SHARED, "band": "all", "alpha": 0.5, "base_ratio": 0.01},
+    {**SEPARATE, "transition": "none", "base_ratio": 0.01},
+]
+
+
+@pytest.mark.parametrize("setting", TURNED, ids=str)
+@pytest.mark.parametrize(("arch", "kwargs"), ROTATING, ids=["-".join([arch, *kwargs]) for arch, kwargs in ROTATING])
+def test_over_rotated_rows_are_those_of_the_reference(
+    arch: str, kwargs: dict[str, Any], setting: dict[str, Any], tiny: Tiny, load: Load
+) -> None:
+    """Two bases, M-RoPE, a part of each head, factors of the model's own, YaRN: rho multiplies what the model has."""
+    path = tiny(arch, **kwargs)
+    llm = load(path, setting)
+    for begin, end in ((0, PROMPT), *((n, n + 1) for n in range(PROMPT, PROMPT + 3))):
+        llm.eval(TOKENS[begin:end])
+        check_rows(llm, path, TOKENS[:end], moved=0.02)
+    assert seqs_in_memory(llm) == [0]
+    stats = llm.pcd_stats()
+    assert (stats.n_tokens, stats.n_twins, stats.n_fused) == (4, 4, 0)
+    assert (stats.n_separate, stats.n_caught_up) == ((4, PROMPT - 1) if setting["cache"] == "separate" else (0, 0))
+    assert (stats.second_bytes > 0) == (setting["cache"] == "separate")
 
 
 @pytest.mark.parametrize("evaluation", ["auto", "fused", "alternate"])
@@ -93,15 +136,6 @@ def test_a_token_of_several_sequences_stays_in_all_of_them(tiny: Tiny, load: Loa
     assert llm.pcd_stats().n_fused == 1
 
 
-def test_a_twin_sees_an_earlier_token_of_the_batch_in_any_of_its_sequences(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), {**WINDOW, "window": 6, "evaluation": "fused"}, n_seq_max=2)
-    llm.eval(TOKENS[:20])
-    engine.copy_sequence(llm, 0, 1)
-    with batch_of([(TOKENS[20], 20, [0, 1], True), (TOKENS[21], 21, [1], True)]) as batch:
-        assert llm._ctx.stock.decode(batch) == 0
-    check_rows(llm, tiny("llama"), TOKENS[:22])
-
-
 # -- the same work as the native engine, whatever is done ------------------------------------------------------------
 
 SETTINGS: list[Any] = [
@@ -114,8 +148,10 @@ SETTINGS: list[Any] = [
     {**WINDOW, "min_entropy": 8.0},
     {**WINDOW, "adaptive": "jsd", "beta": 5.0},
     {"perturbation": "none", "window": 5, "n_sink": 1, "gamma": 1},
+    *TURNED,
+    {**SHARED, "relative_top": 0.3, "min_context": 30},
+    {**SEPARATE, "min_entropy": 8.0},
 ]
-SETTINGS = [one and pypcd.PCDConfig(**one) for one in SETTINGS]  # whole ones, also while PCD is off
 deeds = st.one_of(
     st.tuples(st.just("eval"), st.integers(1, 40)),
     st.tuples(st.just("eval"), st.just(1)),
@@ -168,15 +204,19 @@ def do(llm: pypcd.Llama, what: str, n: int, n_ctx: int = 256) -> None:
 
 
 @beside_native
-@settings(max_examples=80)
+@settings(max_examples=160)
 @given(todo=st.lists(deeds | st.tuples(st.just("shift"), st.integers(1, 9)), min_size=3, max_size=12))
 def test_whatever_is_done_rows_are_those_of_the_native_engine(
     todo: list[tuple[str, int]], pair: Any, tiny: Tiny
 ) -> None:
+    asked = [SETTINGS[n] for what, n in todo if what == "set" and SETTINGS[n]]
+    if "shift" in dict(todo) and any(setting.get("cache") == "separate" for setting in asked):
+        return  # refused, see below
     limit = rounding(tiny("llama"))
     for llm in pair:
         engine.clear(llm)
-        llm.pcd = "window:window=20"
+        llm.pcd = False
+        llm.pcd = WINDOW
     for what, n in todo:
         for llm in pair:
             do(llm, what, n)
@@ -198,7 +238,7 @@ def test_whatever_is_done_rows_are_those_of_the_native_engine(
 @settings(max_examples=60)
 @given(
     todo=st.lists(deeds, min_size=3, max_size=12),
-    setting=st.sampled_from([WINDOW, {**WINDOW, "evaluation": "alternate"}]),
+    setting=st.sampled_from([WINDOW, {**WINDOW, "evaluation": "alternate"}, SHARED, SEPARATE]),
 )
 def test_whatever_was_done_rows_are_those_of_a_fresh_context(
     todo: list[tuple[str, int]], setting: Any, stock: Any, tiny: Tiny
@@ -209,7 +249,7 @@ def test_whatever_was_done_rows_are_those_of_a_fresh_context(
         do(llm, what, n, n_ctx=255)  # and one more below
     for one in (llm, fresh):
         one.pcd = False
-        one.pcd = pypcd.PCDConfig(**setting)
+        one.pcd = setting
     llm.eval([5])
     text = llm.input_ids[: llm.n_tokens].tolist()
     engine.clear(fresh)
@@ -225,7 +265,14 @@ def test_whatever_was_done_rows_are_those_of_a_fresh_context(
 
 @pytest.mark.parametrize(
     "setting",
-    [False, {**WINDOW, "min_context": 200}, {**WINDOW, "min_entropy": 99.0}, {**WINDOW, "min_first_entropy": 99.0}],
+    [
+        False,
+        {**WINDOW, "min_context": 200},
+        {**WINDOW, "min_entropy": 99.0},
+        {**WINDOW, "min_first_entropy": 99.0},
+        {**SHARED, "min_context": 200},
+        {**SEPARATE, "min_context": 200},
+    ],
 )
 def test_what_a_floor_leaves_plain_is_plain_to_the_bit(setting: Any, tiny: Tiny, load: Load) -> None:
     plain, llm = (load(tiny("llama"), pcd) for pcd in (False, setting))
@@ -237,19 +284,41 @@ def test_what_a_floor_leaves_plain_is_plain_to_the_bit(setting: Any, tiny: Tiny,
     assert cells(llm) == cells(plain)
 
 
+@pytest.mark.parametrize("flash_attn", [False, True])
+@pytest.mark.parametrize("setting", [SHARED, SEPARATE], ids=str)
+def test_l_is_plain_to_the_bit_beside_an_over_rotated_twin(
+    setting: dict[str, Any], flash_attn: bool, tiny: Tiny, load: Load
+) -> None:
+    """Where nothing is rotated by other tables, no operation is touched."""
+    plain, llm = (load(tiny("llama"), pcd, f16=True, flash_attn=flash_attn) for pcd in (False, False))
+    watch = _rotation.watch_of(llm)
+    assert watch.rotation is None and watch.reader is None
+    llm.pcd = setting
+    assert (watch.rotation is not None) == (setting is SHARED)
+    for tokens in (TOKENS[:PROMPT], *([token] for token in TOKENS[PROMPT : PROMPT + 5])):
+        plain.eval(tokens)
+        llm.eval(tokens)
+        got = llm.pcd_logits()
+        assert np.array_equal(got.standard, native_row(plain)) and np.abs(got.local - got.standard).max() > 0.05
+    llm.pcd = False
+    assert watch.rotation is None
+
+
 # -- the end of the context ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("evaluation", ["fused", "alternate"])
-def test_the_last_position_has_its_twin(evaluation: str, tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), {**WINDOW, "evaluation": evaluation})
+@pytest.mark.parametrize(
+    "setting", [{**WINDOW, "evaluation": "fused"}, {**WINDOW, "evaluation": "alternate"}, SHARED, SEPARATE], ids=str
+)
+def test_the_last_position_has_its_twin(setting: dict[str, Any], tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), setting)
     text = (TOKENS * 3)[:256]
     llm.eval(text[:-1])
     llm.eval(text[-1:])
     check_rows(llm, tiny("llama"), text)
     stats = llm.pcd_stats()
     assert (stats.n_fallbacks > 0) == ("cell" in stats.last_fallback)
-    whole = load(tiny("llama"), {**WINDOW, "evaluation": evaluation})
+    whole = load(tiny("llama"), setting)
     whole.eval(text)
     check_rows(whole, tiny("llama"), text)
 
@@ -260,9 +329,10 @@ def test_the_last_position_has_its_twin(evaluation: str, tiny: Tiny, load: Load)
 @pytest.mark.parametrize(
     ("setting", "what"),
     [
-        ("paper", 'perturbation="over-rotation"'),
+        ("paper", 'cache="rerotated", unlike paper:cache=shared'),
         ("blog", 'perturbation="noise"'),
-        ({**WINDOW, "cache": "separate"}, 'cache="separate"'),
+        ({**WINDOW, "cache": "separate"}, 'a window with cache="separate"'),
+        ({**SEPARATE, "window": 20}, 'a window with cache="separate"'),
         ({**WINDOW, "sequences": "chosen"}, 'sequences="chosen"'),
         ({"perturbation": "none", "window": 1}, "a window of 1"),
     ],
@@ -270,7 +340,6 @@ def test_the_last_position_has_its_twin(evaluation: str, tiny: Tiny, load: Load)
 def test_settings_that_need_the_native_engine_are_refused(setting: Any, what: str, tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), WINDOW)
     before = llm.pcd
-    setting = pypcd.PCDConfig(**setting) if isinstance(setting, dict) else setting
     for attempt in (lambda: setattr(llm, "pcd", False) or setattr(llm, "pcd", setting), lambda: llm.check_pcd(setting)):
         with pytest.raises(pypcd.UnsupportedError, match=f"{what}.* needs (the native engine|pypcd's own libllama)"):
             attempt()
@@ -301,10 +370,10 @@ def test_contexts_that_can_have_no_twins_are_refused(
 ) -> None:
     llm = load(tiny(arch), False, **options)
     if why is None:
-        llm.check_pcd("window:window=20")
+        llm.check_pcd(WINDOW)
         return
     with pytest.raises(pypcd.UnsupportedError, match=why):
-        llm.pcd = "window:window=20"
+        llm.pcd = WINDOW
     assert llm.pcd is None
 
 
@@ -314,11 +383,11 @@ def test_an_evaluation_that_is_stopped_leaves_nothing_behind(tiny: Tiny, load: L
     llm.eval(TOKENS[:PROMPT])
     evaluate, calls = llm._ctx.stock._evaluate, []
 
-    def stop(batch: Any) -> int:
+    def stop(batch: Any, tokens: Any) -> int:
         calls.append(batch.n_tokens)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return evaluate(batch)
+        return evaluate(batch, tokens)
 
     llm._ctx.stock._evaluate = stop
     with pytest.raises(KeyboardInterrupt):
@@ -329,6 +398,106 @@ def test_an_evaluation_that_is_stopped_leaves_nothing_behind(tiny: Tiny, load: L
     llm._ctx.stock._evaluate = evaluate
     llm.eval(TOKENS[PROMPT : PROMPT + 1])
     check_rows(llm, tiny("llama"), TOKENS[: PROMPT + 1])
+
+
+def test_a_second_context_is_opened_when_it_is_needed_and_closed_when_it_is_not(
+    tiny: Tiny, load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = load(tiny("llama"), SHARED)
+    assert llm.pcd_stats().second_bytes == 0
+    caplog.set_level("INFO", "pypcd")
+    llm.pcd = SEPARATE
+    (said,) = (record.message for record in caplog.records)
+    taken = llm.pcd_stats().second_bytes
+    assert said == f"PCD: the second context of cache=separate takes {taken / 2**20:.1f} MiB" and taken > 2**18
+    with llm._pcd_set_to(None):
+        assert llm.pcd_stats().second_bytes == taken, "as second keys do, it stays while PCD is off"
+    llm.pcd = "window"
+    assert llm.pcd_stats().second_bytes == 0
+    llm.pcd = False
+    llm.pcd = {**SEPARATE, "type_k_over": "f16"}
+    llm.eval(TOKENS[:PROMPT])
+    standard, local = expected(tiny("llama"), TOKENS[:PROMPT], PROMPT - 1, llm.pcd)
+    close(llm.pcd_logits().standard, standard, tolerance(tiny("llama")))
+    close(llm.pcd_logits().local, local, 3 * tolerance(tiny("llama"), f16=True))
+
+
+@pytest.mark.parametrize("deed", ["shift", "state"])
+def test_a_text_that_is_not_known_has_no_second_evaluation(deed: str, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), SEPARATE)
+    llm.eval(TOKENS[:PROMPT])
+    if deed == "shift":
+        do(llm, "shift", 5)
+    else:  # past load_state(), which tells what its tokens are
+        state = cells(llm)
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        assert llama_cpp.llama_state_seq_set_data(llm.ctx, buffer, len(state), 0)
+    n = llm.n_tokens
+    with pytest.raises(pypcd.UnsupportedError, match="evaluates the text a second time, and this one has parts"):
+        llm.eval([5])
+    memory = llama_cpp.llama_get_memory(llm.ctx)
+    assert llama_cpp.llama_memory_seq_pos_max(memory, 0) == n - 1 and llm.n_tokens == n
+    llm.pcd = SHARED
+    llm.eval([5])
+    assert llm.pcd_logits().local is not None
+    llm.pcd = SEPARATE
+    llm.reset()
+    llm.eval(TOKENS[:PROMPT])
+    check_rows(llm, tiny("llama"), TOKENS[:PROMPT])
+
+
+def test_a_ggml_of_another_layout_is_refused(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = load(tiny("llama"), False)
+    rotation = _rotation.op_number(b"ROPE")
+    monkeypatch.setattr(_rotation, "op_number", lambda name: rotation + 1)
+    _rotation.unknown_layout.cache_clear()
+    try:
+        for setting in (SHARED, SEPARATE):
+            with pytest.raises(pypcd.UnsupportedError, match="this ggml lays out its tensors in another way"):
+                llm.pcd = setting
+        llm.pcd = WINDOW
+    finally:
+        _rotation.unknown_layout.cache_clear()
+
+
+def test_models_that_rotate_nothing_are_refused(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("bloom"), WINDOW)
+    for setting in (SHARED, SEPARATE):
+        llm.pcd = False
+        with pytest.raises(pypcd.UnsupportedError, match="no rotary positions to over-rotate; use perturbation=none"):
+            llm.pcd = setting
+
+
+@beside_native
+@pytest.mark.parametrize("setting", [SHARED, SEPARATE], ids=str)
+@pytest.mark.parametrize("file", [model["file"] for model in FILES])
+def test_over_rotation_on_every_architecture_of_llama_cpp(file: str, setting: dict[str, Any], load: Load) -> None:
+    """L* is the native engine's, or where that refuses, stock llama.cpp's with another base; or it is refused in words.
+
+    PYPCD_ARCH_MODELS names the folder of models that scripts/recipes/arch_models makes."""
+    if not FOLDER.is_dir():
+        pytest.skip("PYPCD_ARCH_MODELS does not name the folder of models")
+    text = np.random.default_rng(7).integers(1, 120, arch_checks.LENGTH).tolist()
+    setting, rows = {**setting, "transition": "none"}, []
+    for kind in ("native", "stock"):
+        try:
+            llm = load(FOLDER / file, setting, engine=kind)
+            llm.eval(text[:-1])
+            llm.eval(text[-1:])
+            rows.append(llm.pcd_logits())
+        except pypcd.UnsupportedError as error:
+            rows.append(error)
+    theirs, ours = rows
+    if isinstance(ours, Exception):
+        more = "" if isinstance(theirs, pypcd.PCDLogits) else "|rotary positions|rotate nothing|keeps no keys"
+        assert re.search(f"recurrent|rows of other tokens{more}", str(ours))
+        return
+    effect = np.abs(ours.local - ours.standard).max()
+    if isinstance(theirs, pypcd.PCDLogits):
+        close(ours.local, theirs.local, 0.01 * effect + 1e-5)
+    else:
+        model = arch_checks.Model(FOLDER / file)
+        close(ours.local, arch_checks.ORACLES[setting["cache"]](model, text, 0.0), 0.01 * effect)
 
 
 # -- llama_decode, called by others ------------------------------------------------------------------------------------
@@ -383,7 +552,7 @@ def test_sequences_that_are_twins_are_not_the_callers(tiny: Tiny, load: Load) ->
             assert seqs_in_memory(llm) == [0, 1]
         else:
             assert engine.decode(llm, [(5, 0, 2, True)])
-    llm.pcd = "window:window=20"
+    llm.pcd = WINDOW
     with pytest.raises(pypcd.UnsupportedError, match="sequence 2 has tokens"):
         llm.eval(TOKENS[PROMPT : PROMPT + 1])
     assert seqs_in_memory(llm) == [0, 1, 2]

@@ -122,6 +122,8 @@ SETTINGS: list[dict[str, Any]] = [
         "min_first_entropy": 5.0,
         "evaluation": "alternate",
     },
+    {"cache": "shared", "relative_top": 0.05},
+    {"cache": "separate", "beta": 1.0},
 ]
 
 
@@ -136,7 +138,7 @@ def same(a: Any, b: Any, allowed: float) -> bool:
     return bool(a == b)
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=["window", "floors", "first"])
+@pytest.mark.parametrize("setting", SETTINGS, ids=["window", "floors", "first", "shared", "separate"])
 @pytest.mark.parametrize("name", CALLS)
 def test_what_one_shows_the_other_shows(name: str, setting: dict[str, Any], tiny: Tiny, load: Load) -> None:
     call, options = CALLS[name]

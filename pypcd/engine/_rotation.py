@@ -1,0 +1,210 @@
+"""Over-rotation in any libllama: the callback of a context gives each rotation another table of frequency factors.
+
+The scheduler shows every operation to llama_context_params.cb_eval before it is computed, and a rotation divides its frequencies by
+what its third source holds (for most models there is none). So a table `own factors / rho` there rotates by theta* = rho theta,
+whatever else the model does to its frequencies. Once over-rotation is on, each rotation has a table of ours, which holds the model's
+own factors but for the local pass: where a backend keeps a graph to run it again, only contents change, and no pointer does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from pypcd.engine._tensors import Tensor, ggml_base, op_number
+from pypcd.errors import UnsupportedError
+
+__all__ = ["Rotation", "Watch", "eval_callback", "unknown_layout", "watch_of"]
+
+_F32 = 0  # enum ggml_type
+_WEIGHTS = 1  # enum ggml_backend_buffer_usage
+_OP = Tensor.op.offset
+
+Rho = Callable[[int], npt.NDArray[np.float64]]
+Factors = npt.NDArray[np.float32]
+
+
+class Watch:
+    """The callback that a context of the stock engine is opened with. It hands each operation on, to whom it concerns."""
+
+    def __init__(self) -> None:
+        self.rotation: Rotation | None = None
+        self.reader: Callable[[int, bool, Any], bool] | None = None
+        self.callback = llama_cpp.ggml_backend_sched_eval_callback(self)
+
+    def __call__(self, tensor: int, is_asking: bool, data: Any) -> bool:
+        if is_asking and self.rotation is not None:
+            self.rotation.see(tensor)
+        return not is_asking if self.reader is None else self.reader(tensor, is_asking, data)
+
+
+_watches: weakref.WeakKeyDictionary[llama_cpp.Llama, Watch] = weakref.WeakKeyDictionary()
+
+
+def watch_of(llm: llama_cpp.Llama) -> Watch:
+    return _watches.setdefault(llm, Watch())
+
+
+def eval_callback(llm: llama_cpp.Llama) -> Any:
+    """What llama_context_params.cb_eval has to be for attention() and over-rotation."""
+    return watch_of(llm).callback
+
+
+@dataclasses.dataclass(frozen=True)
+class _Table:
+    """Frequency factors in a device's memory.
+
+    Attributes:
+        address: of the tensor.
+        own: the model's factors.
+    """
+
+    address: int
+    own: Factors
+
+    def write(self, rho: Rho | None) -> None:
+        factors = self.own if rho is None else (self.own / rho(2 * len(self.own))).astype(np.float32)
+        ggml_base().ggml_backend_tensor_set(self.address, factors.ctypes.data, 0, factors.nbytes)
+
+
+class Rotation:
+    """The tables of one context. They are freed by close()."""
+
+    def __init__(self) -> None:
+        self._tables: dict[
+            tuple[int, int, int], _Table
+        ] = {}  # by type of buffer, the model's own factors, number of them
+        self._addresses = set[int]()
+        self._own: dict[int, int] = {}  # what a rotation had before
+        self._rho: Rho | None = None
+        self._opened: list[tuple[int, int]] = []
+        self._op = op_number(b"ROPE")
+        self._n_seen = 0
+        self._failed: BaseException | None = None
+
+    def see(self, tensor: int) -> None:
+        """An operation that is computed next."""
+        if ctypes.c_int.from_address(tensor + _OP).value == self._op and self._failed is None:
+            try:
+                self._give_table(tensor)
+            except BaseException as error:  # noqa: BLE001  it cannot pass through the library
+                self._failed = error
+
+    def turn(self, ctx: Any, rho: Rho | None) -> None:
+        """Rotate by theta* = rho theta from here on, or (None) as the model does."""
+        llama_cpp.llama_synchronize(ctx)
+        self._rho, self._n_seen = rho, 0
+        for table in self._tables.values():
+            table.write(rho)
+
+    def check(self) -> None:
+        """After an evaluation that was to be over-rotated.
+
+        Raises:
+            UnsupportedError: it was not, or not in all layers.
+        """
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+        if not self._n_seen:
+            raise UnsupportedError("this model's layers rotate nothing; use perturbation=none with a window")
+
+    def close(self) -> None:
+        for ctx, buffer in self._opened:
+            _base().ggml_backend_buffer_free(buffer)
+            _base().ggml_free(ctx)
+        self._opened.clear()
+        self._tables.clear()
+
+    def _give_table(self, tensor: int) -> None:
+        node = Tensor.from_address(tensor)
+        current, n = node.src[2] or 0, node.op_params[1] // 2
+        if current not in self._addresses:  # else this graph has been here before
+            self._own[tensor] = current
+        key = _base().ggml_backend_buffer_get_type(node.buffer), self._own[tensor], n
+        table = self._tables.get(key)
+        if table is None:
+            table = self._tables[key] = self._make_table(*key)
+            table.write(self._rho)
+        node.src[2] = table.address
+        self._n_seen += 1
+
+    def _make_table(self, kind: int, own: int, n: int) -> _Table:
+        base, factors = _base(), np.ones(n, np.float32)
+        if own:
+            head = Tensor.from_address(own)
+            if head.type != _F32 or base.ggml_backend_buffer_get_usage(head.buffer) != _WEIGHTS:
+                raise UnsupportedError('this model\'s frequency factors cannot be read here; use engine="native"')
+            base.ggml_backend_tensor_get(own, factors.ctypes.data, 0, factors.nbytes)
+        ctx = base.ggml_init(_InitParams(base.ggml_tensor_overhead(), None, True))
+        address = base.ggml_new_tensor_1d(ctx, _F32, n)
+        buffer = base.ggml_backend_alloc_ctx_tensors_from_buft(ctx, kind)
+        if not buffer:
+            base.ggml_free(ctx)
+            raise UnsupportedError(f"there is no memory for a table of {factors.nbytes} bytes")
+        self._opened.append((ctx, buffer))
+        self._addresses.add(address)
+        return _Table(address, factors)
+
+
+class _InitParams(ctypes.Structure):
+    """ggml_init_params"""
+
+    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
+
+
+@functools.lru_cache(maxsize=1)
+def _base() -> ctypes.CDLL:
+    """ggml, with the functions that make tensors."""
+    base, pointer, floats = ggml_base(), ctypes.c_void_p, [ctypes.c_float] * 6
+    base.ggml_tensor_overhead.restype = ctypes.c_size_t
+    base.ggml_init.argtypes, base.ggml_init.restype = [_InitParams], pointer
+    base.ggml_new_tensor_1d.argtypes = [pointer, ctypes.c_int, ctypes.c_int64]
+    base.ggml_new_tensor_3d.argtypes = [pointer, ctypes.c_int, *[ctypes.c_int64] * 3]
+    base.ggml_rope_ext.argtypes = [*[pointer] * 4, *[ctypes.c_int] * 3, *floats]
+    base.ggml_backend_alloc_ctx_tensors_from_buft.argtypes = [pointer, pointer]
+    for function in (base.ggml_backend_buffer_get_type, base.ggml_backend_buffer_get_usage):
+        function.argtypes = [pointer]
+    for function in (base.ggml_backend_buffer_free, base.ggml_free):
+        function.argtypes, function.restype = [pointer], None
+    for function in (
+        base.ggml_new_tensor_1d,
+        base.ggml_new_tensor_3d,
+        base.ggml_rope_ext,
+        base.ggml_backend_alloc_ctx_tensors_from_buft,
+        base.ggml_backend_buffer_get_type,
+    ):
+        function.restype = pointer
+    return base
+
+
+@functools.lru_cache(maxsize=1)
+def unknown_layout() -> str | None:
+    """Why rotations cannot be changed in this ggml, in a sentence; None if one that it makes has all in the known places."""
+    try:
+        base = _base()
+    except AttributeError as error:
+        return f"this ggml is another than those that over-rotation is known to work with ({error})"
+    ctx = base.ggml_init(_InitParams(8 * base.ggml_tensor_overhead(), None, True))
+    try:
+        x, positions, factors = (
+            base.ggml_new_tensor_3d(ctx, kind, *shape)
+            for kind, shape in ((0, (12, 2, 3)), (26, (3, 1, 1)), (0, (5, 1, 1)))
+        )
+        node = Tensor.from_address(
+            base.ggml_rope_ext(ctx, x, positions, factors, 10, 2, 77, 1e4, 1.0, 0.0, 1.0, 32.0, 1.0)
+        )
+        seen = node.op, list(node.ne), list(node.src[:4]), node.op_params[1], node.op_params[4]
+    finally:
+        base.ggml_free(ctx)
+    if seen == (op_number(b"ROPE"), [12, 2, 3, 1], [x, positions, factors, None], 10, 77):
+        return None
+    return "this ggml lays out its tensors in another way than those that over-rotation is known to work with"
