@@ -63,20 +63,15 @@ def open_stock(llm: llama_cpp.Llama, n_seq_max: int) -> Stock:
     Args:
         n_seq_max: the sequences of the caller; the others are for twins.
     """
-    return Stock(
-        context(llm),
-        model(llm),
-        n_seq_max,
-        _refusal(llm, n_seq_max),
-        watch_of(llm),
-        llm.context_params,
-        llm._model._exit_stack,
-    )
+    params, closing = llm.context_params, llm._model._exit_stack
+    return Stock(context(llm), model(llm), n_seq_max, _refusal(llm, n_seq_max), watch_of(llm), params, closing)
 
 
 def _refusal(llm: llama_cpp.Llama, n_seq_max: int) -> str | None:
     """Why the engine "stock" can have no twins here, in a sentence."""
     params = llm.context_params
+    if not llama_cpp.llama_get_memory(context(llm)):
+        return "this model keeps no keys and values, so there is no context to contrast"
     if is_recurrent(llm):
         return only_native("PCD beside recurrent layers, whose state has no cells to share,")
     if slides(llm) and not params.swa_full:

@@ -79,10 +79,9 @@ class Rotation:
     """The tables of one context. They are freed by close()."""
 
     def __init__(self) -> None:
-        self._tables: dict[
-            tuple[int, int, int], _Table
-        ] = {}  # by type of buffer, the model's own factors, number of them
-        self._addresses = set[int]()
+        # by the type of their buffer, the model's own factors, and how many there are
+        self._tables: dict[tuple[int, int, int], _Table] = {}
+        self._ours = set[int]()
         self._own: dict[int, int] = {}  # what a rotation had before
         self._rho: Rho | None = None
         self._opened: list[tuple[int, int]] = []
@@ -101,7 +100,7 @@ class Rotation:
     def turn(self, ctx: Any, rho: Rho | None) -> None:
         """Rotate by theta* = rho theta from here on, or (None) as the model does."""
         llama_cpp.llama_synchronize(ctx)
-        self._rho, self._n_seen = rho, 0
+        self._rho, self._n_seen = rho, 0 if rho else self._n_seen
         for table in self._tables.values():
             table.write(rho)
 
@@ -127,7 +126,7 @@ class Rotation:
     def _give_table(self, tensor: int) -> None:
         node = Tensor.from_address(tensor)
         current, n = node.src[2] or 0, node.op_params[1] // 2
-        if current not in self._addresses:  # else this graph has been here before
+        if current not in self._ours:  # else this graph has been here before
             self._own[tensor] = current
         key = _base().ggml_backend_buffer_get_type(node.buffer), self._own[tensor], n
         table = self._tables.get(key)
@@ -145,13 +144,13 @@ class Rotation:
                 raise UnsupportedError('this model\'s frequency factors cannot be read here; use engine="native"')
             base.ggml_backend_tensor_get(own, factors.ctypes.data, 0, factors.nbytes)
         ctx = base.ggml_init(_InitParams(base.ggml_tensor_overhead(), None, True))
-        address = base.ggml_new_tensor_1d(ctx, _F32, n)
+        address = base.ggml_new_tensor_3d(ctx, _F32, n, 1, 1)
         buffer = base.ggml_backend_alloc_ctx_tensors_from_buft(ctx, kind)
         if not buffer:
             base.ggml_free(ctx)
             raise UnsupportedError(f"there is no memory for a table of {factors.nbytes} bytes")
         self._opened.append((ctx, buffer))
-        self._addresses.add(address)
+        self._ours.add(address)
         return _Table(address, factors)
 
 
@@ -164,25 +163,21 @@ class _InitParams(ctypes.Structure):
 @functools.lru_cache(maxsize=1)
 def _base() -> ctypes.CDLL:
     """ggml, with the functions that make tensors."""
-    base, pointer, floats = ggml_base(), ctypes.c_void_p, [ctypes.c_float] * 6
-    base.ggml_tensor_overhead.restype = ctypes.c_size_t
-    base.ggml_init.argtypes, base.ggml_init.restype = [_InitParams], pointer
-    base.ggml_new_tensor_1d.argtypes = [pointer, ctypes.c_int, ctypes.c_int64]
-    base.ggml_new_tensor_3d.argtypes = [pointer, ctypes.c_int, *[ctypes.c_int64] * 3]
-    base.ggml_rope_ext.argtypes = [*[pointer] * 4, *[ctypes.c_int] * 3, *floats]
-    base.ggml_backend_alloc_ctx_tensors_from_buft.argtypes = [pointer, pointer]
-    for function in (base.ggml_backend_buffer_get_type, base.ggml_backend_buffer_get_usage):
-        function.argtypes = [pointer]
-    for function in (base.ggml_backend_buffer_free, base.ggml_free):
-        function.argtypes, function.restype = [pointer], None
-    for function in (
-        base.ggml_new_tensor_1d,
-        base.ggml_new_tensor_3d,
-        base.ggml_rope_ext,
-        base.ggml_backend_alloc_ctx_tensors_from_buft,
-        base.ggml_backend_buffer_get_type,
-    ):
-        function.restype = pointer
+    base, pointer, number = ggml_base(), ctypes.c_void_p, ctypes.c_int
+    signatures: dict[str, list[Any]] = {  # what is returned, and what is given
+        "ggml_tensor_overhead": [ctypes.c_size_t],
+        "ggml_init": [pointer, _InitParams],
+        "ggml_free": [None, pointer],
+        "ggml_new_tensor_3d": [pointer, pointer, number, *[ctypes.c_int64] * 3],
+        "ggml_rope_ext": [pointer, *[pointer] * 4, *[number] * 3, *[ctypes.c_float] * 6],
+        "ggml_backend_alloc_ctx_tensors_from_buft": [pointer, pointer, pointer],
+        "ggml_backend_buffer_get_type": [pointer, pointer],
+        "ggml_backend_buffer_get_usage": [number, pointer],
+        "ggml_backend_buffer_free": [None, pointer],
+    }
+    for name, (returned, *given) in signatures.items():
+        function = getattr(base, name)
+        function.restype, function.argtypes = returned, given
     return base
 
 
