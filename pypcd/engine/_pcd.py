@@ -72,6 +72,8 @@ def _refusal(llm: llama_cpp.Llama, n_seq_max: int) -> str | None:
     params = llm.context_params
     if not llama_cpp.llama_get_memory(context(llm)):
         return "this model keeps no keys and values, so there is no context to contrast"
+    if llm.metadata.get("general.architecture") == "cogvlm":
+        return "llama.cpp answers with the rows of other tokens when some rows of a batch of this architecture are asked for"
     if is_recurrent(llm):
         return only_native("PCD beside recurrent layers, whose state has no cells to share,")
     if slides(llm) and not params.swa_full:

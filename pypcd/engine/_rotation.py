@@ -26,7 +26,7 @@ __all__ = ["Rotation", "Watch", "eval_callback", "unknown_layout", "watch_of"]
 
 _F32 = 0  # enum ggml_type
 _WEIGHTS = 1  # enum ggml_backend_buffer_usage
-_OP = Tensor.op.offset
+_OP, _op_of = Tensor.op.offset, ctypes.c_int.from_address  # read for every operation
 
 Rho = Callable[[int], npt.NDArray[np.float64]]
 Factors = npt.NDArray[np.float32]
@@ -39,10 +39,11 @@ class Watch:
         self.rotation: Rotation | None = None
         self.reader: Callable[[int, bool, Any], bool] | None = None
         self.callback = llama_cpp.ggml_backend_sched_eval_callback(self)
+        self._rope = op_number(b"ROPE")
 
     def __call__(self, tensor: int, is_asking: bool, data: Any) -> bool:
-        if is_asking and self.rotation is not None:
-            self.rotation.see(tensor)
+        if is_asking and self.rotation is not None and _op_of(tensor + _OP).value == self._rope:
+            self.rotation.give_table(tensor)
         return not is_asking if self.reader is None else self.reader(tensor, is_asking, data)
 
 
@@ -85,17 +86,16 @@ class Rotation:
         self._own: dict[int, int] = {}  # what a rotation had before
         self._rho: Rho | None = None
         self._opened: list[tuple[int, int]] = []
-        self._op = op_number(b"ROPE")
         self._n_seen = 0
         self._failed: BaseException | None = None
 
-    def see(self, tensor: int) -> None:
-        """An operation that is computed next."""
-        if ctypes.c_int.from_address(tensor + _OP).value == self._op and self._failed is None:
-            try:
+    def give_table(self, tensor: int) -> None:
+        """To a rotation that is computed next."""
+        try:
+            if self._failed is None:
                 self._give_table(tensor)
-            except BaseException as error:  # noqa: BLE001  it cannot pass through the library
-                self._failed = error
+        except BaseException as error:  # noqa: BLE001  it cannot pass through the library
+            self._failed = error
 
     def turn(self, ctx: Any, rho: Rho | None) -> None:
         """Rotate by theta* = rho theta from here on, or (None) as the model does."""

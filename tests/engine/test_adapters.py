@@ -63,12 +63,24 @@ def merged(model: Path, lora: dict[str, np.ndarray], path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("pcd", [{}, {"cache": "separate"}, {"window": 16, "perturbation": "none"}], ids=str)
-def test_rows_are_those_of_the_merged_weights(pcd: dict[str, Any], tmp_path: Path, tiny: Tiny, load: Load) -> None:
+@pytest.mark.parametrize(
+    ("pcd", "engine"),
+    [
+        ({}, "native"),
+        ({"cache": "separate"}, "native"),
+        ({"window": 16, "perturbation": "none"}, "native"),
+        ({"cache": "shared"}, "stock"),
+        ({"cache": "separate"}, "stock"),
+    ],
+    ids=str,
+)
+def test_rows_are_those_of_the_merged_weights(
+    pcd: dict[str, Any], engine: str, tmp_path: Path, tiny: Tiny, load: Load
+) -> None:
     """The merged model in float64, with PCD; and the merged model in llama.cpp, without."""
     lora = write_lora(tmp_path / "lora.gguf")
     whole = merged(tiny("llama"), lora, tmp_path / "merged.gguf")
-    llm = load(tiny("llama"), pcd, lora_path=str(tmp_path / "lora.gguf"), lora_scale=SCALE)
+    llm = load(tiny("llama"), pcd, engine=engine, lora_path=str(tmp_path / "lora.gguf"), lora_scale=SCALE)
     llm.eval(TOKENS[:60])
     check_rows(llm, whole, TOKENS[:60])
     llm.pcd = False
