@@ -93,7 +93,7 @@ def _fits(llama_cpp: pathlib.Path, version: str | None) -> bool:
         if wanted == "native":
             raise
         _take_stock(str(error))
-        _logger.warning("pypcd's own libllama is not used, so only settings with a window alone can run: %s", error)
+        _logger.warning("pypcd's own libllama is not used, so not all settings can run: %s", error)
         return False
     return True
 
@@ -196,7 +196,7 @@ def _look(llama_cpp: Any) -> None:
     if is_stock:
         raise LibraryError(
             f"llama_cpp was imported before pypcd, so it has a libllama without PCD hooks ({module._lib._name}), which cannot be replaced "
-            f"now; import pypcd before llama_cpp, or set {_VARIABLE}={_library_dir()}; or {_ENGINE}=stock, for settings with a window alone"
+            f"now; import pypcd before llama_cpp, or set {_VARIABLE}={_library_dir()}; or {_ENGINE}=stock, which runs fewer settings"
         )
     _check(llama_cpp, f"unset {_VARIABLE}, which named another library when llama_cpp was imported")
 

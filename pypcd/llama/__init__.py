@@ -63,8 +63,8 @@ class Llama(llama_cpp.Llama):
             mapping of changed fields, a PCDConfig, or False. Answers under a grammar, a JSON schema or a forced tool are plain
             all the same, unless their own call has `pcd`.
         engine: what evaluates the second time. "native": pypcd's own libllama, which runs all settings. "stock": any libllama,
-            for settings that need a window alone (perturbation="none"), among them "unsure" and "window". None: the native one if
-            this process has it.
+            for settings with a window alone (perturbation="none"), such as "unsure", and over-rotation with cache "shared" or
+            "separate". None: the native one if this process has it.
         n_seq_max: how many sequences the caller's own batches may have, decoded through `llm.ctx`; 1 to 192, at most
             n_batch. They share n_ctx.
         use_extra_bufts: whether weights may be repacked for the CPU's matrix kernels; None: yes, for those of AMX if a
