@@ -9,7 +9,6 @@ own factors but for the local pass: where a backend keeps a graph to run it agai
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import functools
 import weakref
 from collections.abc import Callable
@@ -59,50 +58,25 @@ def eval_callback(llm: llama_cpp.Llama) -> Any:
     return watch_of(llm).callback
 
 
-@dataclasses.dataclass(frozen=True)
-class _Table:
-    """Frequency factors in a device's memory.
-
-    Attributes:
-        address: of the tensor.
-        own: the model's factors.
-    """
-
-    address: int
-    own: Factors
-
-    def write(self, rho: Rho | None) -> None:
-        factors = self.own if rho is None else (self.own / rho(2 * len(self.own))).astype(np.float32)
-        ggml_base().ggml_backend_tensor_set(self.address, factors.ctypes.data, 0, factors.nbytes)
-
-
 class Rotation:
-    """The tables of one context. They are freed by close()."""
+    """The tables of one context: frequency factors in the memory of each device. They are freed by close()."""
 
     def __init__(self) -> None:
-        # by the type of their buffer, the model's own factors, and how many there are
-        self._tables: dict[tuple[int, int, int], _Table] = {}
-        self._ours = set[int]()
+        # the tensor's address and the model's factors, by the type of its buffer, those factors' address, and their number
+        self._tables: dict[tuple[int, int, int], tuple[int, Factors]] = {}
+        self._ours = set[int]()  # addresses of these tensors
         self._own: dict[int, int] = {}  # what a rotation had before
-        self._rho: Rho | None = None
         self._opened: list[tuple[int, int]] = []
+        self._rho: Rho | None = None
         self._n_seen = 0
         self._failed: BaseException | None = None
-
-    def give_table(self, tensor: int) -> None:
-        """To a rotation that is computed next."""
-        try:
-            if self._failed is None:
-                self._give_table(tensor)
-        except BaseException as error:  # noqa: BLE001  it cannot pass through the library
-            self._failed = error
 
     def turn(self, ctx: Any, rho: Rho | None) -> None:
         """Rotate by theta* = rho theta from here on, or (None) as the model does."""
         llama_cpp.llama_synchronize(ctx)
         self._rho, self._n_seen = rho, 0 if rho else self._n_seen
         for table in self._tables.values():
-            table.write(rho)
+            self._write(*table)
 
     def check(self) -> None:
         """After an evaluation that was to be over-rotated.
@@ -123,20 +97,27 @@ class Rotation:
         self._opened.clear()
         self._tables.clear()
 
-    def _give_table(self, tensor: int) -> None:
-        node = Tensor.from_address(tensor)
-        current, n = node.src[2] or 0, node.op_params[1] // 2
-        if current not in self._ours:  # else this graph has been here before
-            self._own[tensor] = current
-        key = _base().ggml_backend_buffer_get_type(node.buffer), self._own[tensor], n
-        table = self._tables.get(key)
-        if table is None:
-            table = self._tables[key] = self._make_table(*key)
-            table.write(self._rho)
-        node.src[2] = table.address
-        self._n_seen += 1
+    def give_table(self, tensor: int) -> None:
+        """To a rotation that is computed next."""
+        try:
+            node = Tensor.from_address(tensor)
+            current, n = node.src[2] or 0, node.op_params[1] // 2
+            if current not in self._ours:  # else this graph has been here before
+                self._own[tensor] = current
+            key = _base().ggml_backend_buffer_get_type(node.buffer), self._own[tensor], n
+            if key not in self._tables:
+                self._tables[key] = self._make_table(*key)
+                self._write(*self._tables[key])
+            node.src[2] = self._tables[key][0]
+            self._n_seen += 1
+        except BaseException as error:  # noqa: BLE001  it cannot pass through the library
+            self._failed = self._failed or error
 
-    def _make_table(self, kind: int, own: int, n: int) -> _Table:
+    def _write(self, address: int, own: Factors) -> None:
+        factors = own if self._rho is None else (own / self._rho(2 * len(own))).astype(np.float32)
+        _base().ggml_backend_tensor_set(address, factors.ctypes.data, 0, factors.nbytes)
+
+    def _make_table(self, kind: int, own: int, n: int) -> tuple[int, Factors]:
         base, factors = _base(), np.ones(n, np.float32)
         if own:
             head = Tensor.from_address(own)
@@ -151,7 +132,7 @@ class Rotation:
             raise UnsupportedError(f"there is no memory for a table of {factors.nbytes} bytes")
         self._opened.append((ctx, buffer))
         self._ours.add(address)
-        return _Table(address, factors)
+        return address, factors
 
 
 class _InitParams(ctypes.Structure):

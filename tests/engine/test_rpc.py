@@ -42,7 +42,10 @@ def command(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 # -- rows: those of more settings are compared with the reference by `scripts/test --backend rpc` ---------------------
 
 
-@pytest.mark.parametrize("name, pcd", [("native", "paper"), ("native", {"cache": "separate"}), ("stock", "window")])
+@pytest.mark.parametrize(
+    "name, pcd",
+    [("native", "paper"), ("native", {"cache": "separate"}), ("stock", "window"), ("stock", "paper:cache=shared")],
+)
 def test_the_servers_compute_and_no_other_model_does_so_there(
     name: str, pcd: Any, tiny: Tiny, load: Load, rpc_servers: str
 ) -> None:
