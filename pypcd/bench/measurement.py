@@ -179,7 +179,8 @@ class _Context:
             stats = self.llm.pcd_stats()
             self._rewind()
         second = stats.second_bytes if config is not None and _keeps_second(config) else 0
-        return statistics.fmean(seconds[_WARM_UP:]), (stats.n_twins - before) / len(tokens), stats.kv_bytes + second
+        kv_bytes = stats.kv_bytes and stats.kv_bytes + second
+        return statistics.fmean(seconds[_WARM_UP:]), (stats.n_twins - before) / len(tokens), kv_bytes
 
     def _seconds(self, tokens: Sequence[int]) -> float:
         start = time.perf_counter()

@@ -37,10 +37,10 @@ class Watch:
     def __init__(self) -> None:
         self.rotation: Rotation | None = None
         self.reader: Callable[[int, bool, Any], bool] | None = None
-        self.callback = llama_cpp.ggml_backend_sched_eval_callback(self)
+        self.callback = llama_cpp.ggml_backend_sched_eval_callback(self._called)
         self._rope = op_number(b"ROPE")
 
-    def __call__(self, tensor: int, is_asking: bool, data: Any) -> bool:
+    def _called(self, tensor: int, is_asking: bool, data: Any) -> bool:
         if is_asking and self.rotation is not None and _op_of(tensor + _OP).value == self._rope:
             self.rotation.give_table(tensor)
         return not is_asking if self.reader is None else self.reader(tensor, is_asking, data)
