@@ -480,8 +480,9 @@ class Stock:
 
     def _fuses(self, config: PCDConfig, tokens: Sequence[_Token]) -> bool:
         """Whether tokens and twins go in one batch: each token is a step of a text, and its twin is needed or asked for."""
-        n = len(tokens)
-        if any(one.early or not one.asked for one in tokens) or len({one.parent for one in tokens}) < n:
+        n, seqs = len(tokens), [seq for one in tokens for seq in one.seqs]
+        # two of one sequence: the later one's twin sees the earlier one, which is not in memory yet
+        if any(one.early or not one.asked for one in tokens) or len(set(seqs)) < len(seqs):
             return False
         if _rotates(config) or config.gamma == 1 or n > len(self._twin_seqs) or 2 * n > self._n_batch:
             return False

@@ -74,10 +74,10 @@ def test_with_pcd_off_every_logit_is_stock_llama_cpps_bit_for_bit(name: str, kin
     path, kwargs, rows, tokens = stock[name]
     llm, arch = pypcd.Llama(path, engine=kind, logits_all=True, **kwargs), GATE0[name][0]
     has_twins = arch in ATTENTION_ARCHS and (kind == "native" or kwargs.get("swa_full", True))
-    over_rotated = {"cache": "shared"} if kind == "stock" else {}
+    over_rotated = "paper:cache=shared" if kind == "stock" else "paper"
     for was_on in (False, True) if has_twins else (False,):
         if was_on:
-            llm.pcd = over_rotated if arch in ROPE_ARCHS else {"perturbation": "none", "window": 8}
+            llm.pcd = over_rotated if arch in ROPE_ARCHS else "window:window=8"
             assert greedy(llm) != tokens or arch not in ROPE_ARCHS
             llm.pcd = False
         llm.reset()
@@ -95,7 +95,9 @@ def test_beta_0_or_a_single_token_in_play_is_stock_greedy_decoding(
 ) -> None:
     for name in ("llama", "qwen3", "llama-f32"):
         path, kwargs, _, tokens = stock[name]
-        assert greedy(pypcd.Llama(path, pcd={**setting, "evaluation": evaluation}, **kwargs)) == tokens
+        assert (
+            greedy(pypcd.Llama(path, pcd=pypcd.PCDConfig(**{**setting, "evaluation": evaluation}), **kwargs)) == tokens
+        )
 
 
 # --- separate: the second stream is stock llama.cpp with other frequencies, see gate 0 ---

@@ -136,6 +136,15 @@ def test_a_token_of_several_sequences_stays_in_all_of_them(tiny: Tiny, load: Loa
     assert llm.pcd_stats().n_fused == 1
 
 
+def test_a_twin_sees_an_earlier_token_of_the_batch_in_any_of_its_sequences(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), {**WINDOW, "window": 6, "evaluation": "fused"}, n_seq_max=2)
+    llm.eval(TOKENS[:20])
+    engine.copy_sequence(llm, 0, 1)
+    with batch_of([(TOKENS[20], 20, [0, 1], True), (TOKENS[21], 21, [1], True)]) as batch:
+        assert llm._ctx.stock.decode(batch) == 0
+    check_rows(llm, tiny("llama"), TOKENS[:22])
+
+
 # -- the same work as the native engine, whatever is done ------------------------------------------------------------
 
 SETTINGS: list[Any] = [
@@ -152,6 +161,7 @@ SETTINGS: list[Any] = [
     {**SHARED, "relative_top": 0.3, "min_context": 30},
     {**SEPARATE, "min_entropy": 8.0},
 ]
+SETTINGS = [one and pypcd.PCDConfig(**one) for one in SETTINGS]  # whole ones, also while PCD is off
 deeds = st.one_of(
     st.tuples(st.just("eval"), st.integers(1, 40)),
     st.tuples(st.just("eval"), st.just(1)),
@@ -216,7 +226,7 @@ def test_whatever_is_done_rows_are_those_of_the_native_engine(
     for llm in pair:
         engine.clear(llm)
         llm.pcd = False
-        llm.pcd = WINDOW
+        llm.pcd = "window:window=20"
     for what, n in todo:
         for llm in pair:
             do(llm, what, n)
@@ -249,7 +259,7 @@ def test_whatever_was_done_rows_are_those_of_a_fresh_context(
         do(llm, what, n, n_ctx=255)  # and one more below
     for one in (llm, fresh):
         one.pcd = False
-        one.pcd = setting
+        one.pcd = pypcd.PCDConfig(**setting)
     llm.eval([5])
     text = llm.input_ids[: llm.n_tokens].tolist()
     engine.clear(fresh)
@@ -340,6 +350,7 @@ def test_the_last_position_has_its_twin(setting: dict[str, Any], tiny: Tiny, loa
 def test_settings_that_need_the_native_engine_are_refused(setting: Any, what: str, tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), WINDOW)
     before = llm.pcd
+    setting = pypcd.PCDConfig(**setting) if isinstance(setting, dict) else setting
     for attempt in (lambda: setattr(llm, "pcd", False) or setattr(llm, "pcd", setting), lambda: llm.check_pcd(setting)):
         with pytest.raises(pypcd.UnsupportedError, match=f"{what}.* needs (the native engine|pypcd's own libllama)"):
             attempt()
@@ -370,10 +381,10 @@ def test_contexts_that_can_have_no_twins_are_refused(
 ) -> None:
     llm = load(tiny(arch), False, **options)
     if why is None:
-        llm.check_pcd(WINDOW)
+        llm.check_pcd("window:window=20")
         return
     with pytest.raises(pypcd.UnsupportedError, match=why):
-        llm.pcd = WINDOW
+        llm.pcd = "window:window=20"
     assert llm.pcd is None
 
 
@@ -552,7 +563,7 @@ def test_sequences_that_are_twins_are_not_the_callers(tiny: Tiny, load: Load) ->
             assert seqs_in_memory(llm) == [0, 1]
         else:
             assert engine.decode(llm, [(5, 0, 2, True)])
-    llm.pcd = WINDOW
+    llm.pcd = "window:window=20"
     with pytest.raises(pypcd.UnsupportedError, match="sequence 2 has tokens"):
         llm.eval(TOKENS[PROMPT : PROMPT + 1])
     assert seqs_in_memory(llm) == [0, 1, 2]
