@@ -132,8 +132,9 @@ def _for(
 
 def _said(documents: Sequence[Document], parts: Iterable[Part]) -> str:
     parts = set(parts)
-    if all(document.pages for document in documents):
-        unit, n = "pages", sum(len(document.pages) for document in documents)
+    units = {document.unit for document in documents}
+    if all(document.pages for document in documents) and len(units) == 1:
+        unit, n = f"{units.pop()}s", sum(len(document.pages) for document in documents)
         read = {(i, page) for i, j in parts for page in _pages(documents[i], j)}
     else:
         unit, n, read = "parts", sum(len(document.segments) for document in documents), parts

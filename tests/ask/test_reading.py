@@ -108,6 +108,8 @@ def test_pages_are_counted_if_there_are_any() -> None:
     text = "\n\n".join(FACTS)
     paged = Document.of("book", text, [text.index(fact) for fact in FACTS])
     assert chosen(Words(), asked([paged], "Which gate, which bell?"), 10, 4096)[1] == "2 of 4 pages"
+    slides = Document.of("talk", text, [text.index(fact) for fact in FACTS], "slide")
+    assert chosen(Words(), asked([slides], "Which gate, which bell?"), 10, 4096)[1] == "2 of 4 slides"
     other = Document.of("notes", "Nothing.\n\nAt all.")
     assert (
         chosen(Words(), asked([paged, other], "Which gate, which bell?"), 10, 4096)[1]
