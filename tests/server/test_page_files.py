@@ -375,6 +375,18 @@ def test_the_servers_passages_stand_where_it_says(chat: Chat) -> None:
         chat.button("Close", dialog).click()
 
 
+def test_parts_of_a_long_file_are_read_and_that_is_said(chat: Chat, served: Server) -> None:
+    n = ask(served, "/props")[1]["default_generation_settings"]["n_ctx"] // 10
+    chat.drop(
+        ("report.txt", "text/plain", "\n\n".join(f"The bridge over river {i} has {i * 7} arches." for i in range(n)))
+    )
+    expect(chat.page.get_by_text("parts of the files will be read")).to_be_visible()
+    answer = chat.ask("How many arches has river 44?")
+    expect(answer.get_by_text(re.compile(rf"^Read \d+ of {n} parts\.$"))).to_be_visible()
+    answer.get_by_text("read again").click()
+    assert "The bridge over river 44 has 308 arches." in answer.locator("blockquote").all_inner_texts()
+
+
 # -- conversations ----------------------------------------------------------------------------------------------------
 
 

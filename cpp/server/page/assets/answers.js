@@ -36,8 +36,10 @@ function withFiles({text, files = []}, sees) {
 }
 
 /** How many tokens the server has to read for an answer, without those of pictures. */
-export const promptSize = async (path, {model, system}, sees) =>
-  api.tokenCount(model, await api.template(model, messagesOf(path, system, sees)));
+export const promptSize = async (path, {model, system}, sees) => {
+  const prompt = await api.template(model, messagesOf(path, system, sees, withFiles), false);
+  return Array.isArray(prompt) ? prompt.length : api.tokenCount(model, prompt); // tokens if there are documents
+};
 
 /**
  * The field "pcd" of a request that goes on with an answer. min_first_entropy decides once, by an answer's first token: that has been
