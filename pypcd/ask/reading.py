@@ -31,8 +31,8 @@ SAMPLES, SAMPLE = 16, 2048  # of a long text, from which its number of tokens is
 
 Part = tuple[int, int]  # a document and a segment of it, both counted from 0
 
-# of each model, the numbers of tokens of texts
-_COUNTS: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
+# of each model, the numbers of tokens of texts, by their hash and length
+_COUNTS: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], int]] = weakref.WeakKeyDictionary()
 _N_COUNTS = 1 << 14
 
 
@@ -85,18 +85,21 @@ def chosen(llm: Any, messages: Sequence[Message], read: Read, n_ctx: int) -> tup
     Raises:
         ValueError: all is to be read, but cannot fit in the context.
     """
-    if is_whole(llm, messages, read, n_ctx) or read == "all":
+    if is_whole(llm, messages, read, n_ctx):
         return list(messages), ""
+    assert read != "all"
     room = n_ctx - _spared(n_ctx)
-    known, done, earlier = list[Document](), dict[Part, int](), ""  # done: what is read, and its tokens
+    known, n_asked, earlier = list[Document](), 0, ""  # n_asked: how many documents questions were asked about
+    done = dict[Part, int]()  # what is read, and its tokens
     turns = list[Message]()
     for message in messages:
         known += message.get("documents", ())
         room -= _count(llm, message["content"])
         new = list[Part]()
         if message["role"] == "user" and message["content"].strip() and known:
-            new = _for(llm, known, message["content"], earlier, done, min(read or PARTS, room), room)
-            earlier = message["content"].strip()
+            most = read or min(PARTS, room // 2)  # so that later questions find room
+            new = _for(llm, known, n_asked, message["content"], earlier, done, most, room)
+            earlier, n_asked = message["content"].strip(), len(known)
         groups = itertools.groupby(sorted(new), lambda part: part[0])
         own = [known[i].part([j for _, j in parts]) for i, parts in groups]
         rest = {name: value for name, value in message.items() if name != "documents"}
@@ -105,27 +108,35 @@ def chosen(llm: Any, messages: Sequence[Message], read: Read, n_ctx: int) -> tup
 
 
 def _for(
-    llm: Any, known: Sequence[Document], question: str, earlier: str, done: dict[Part, int], most: int, room: int
+    llm: Any,
+    known: Sequence[Document],
+    n_asked: int,
+    question: str,
+    earlier: str,
+    done: dict[Part, int],
+    most: int,
+    room: int,
 ) -> list[Part]:
-    """The parts that are read for a question, and were not for those before it; they are done then. Those of the first question are
-    filled up with the documents' beginning.
+    """The parts that are read for a question, and were not for those before it; they are done then. If there is room, the beginning of the
+    documents that no question was asked about yet is among them.
 
     Args:
+        n_asked: the first of these documents.
         most: tokens for this question.
         room: for all questions together.
     """
     places = [(i, j) for i, document in enumerate(known) for j in range(len(document.segments))]
-    segments = tuple(segment for document in known for segment in document.segments)
-    scores = ranked(segments, question, earlier)
+    scores = ranked(tuple(segment for document in known for segment in document.segments), question, earlier)
     best = [places[at] for at in np.argsort(-scores, kind="stable") if scores[at] > 0]
-    new, left = list[Part](), most
-    for i, j in best if done else dict.fromkeys([*best, *places]):
-        n = done.get((i, j)) or _count(llm, known[i].segments[j])
-        if (n > left and left < most) or sum(done.values()) + n > room:
+    new, left, room = list[Part](), most, room - sum(done.values())
+    for i, j in dict.fromkeys([*best, *(part for part in places if part[0] >= n_asked)]):
+        is_new = (i, j) not in done
+        n = _count(llm, known[i].segments[j]) if is_new else done[i, j]
+        if (n > left and left < most) or (is_new and n > room):
             break
         left -= n
-        if (i, j) not in done:
-            done[i, j] = n
+        if is_new:
+            done[i, j], room = n, room - n
             new.append((i, j))
     return new
 
@@ -165,9 +176,9 @@ def _n_tokens(llm: Any, text: str) -> tuple[int, bool]:
 
 
 def _count(llm: Any, text: str) -> int:
-    known = _COUNTS.setdefault(llm, {})
-    if text not in known:
+    known, key = _COUNTS.setdefault(llm, {}), (hash(text), len(text))
+    if key not in known:
         if len(known) >= _N_COUNTS:
             known.clear()
-        known[text] = len(llm.tokenize(text.encode("utf-8", "replace"), add_bos=False, special=False))
-    return known[text]
+        known[key] = len(llm.tokenize(text.encode("utf-8", "replace"), add_bos=False, special=False))
+    return known[key]

@@ -88,8 +88,32 @@ def test_what_does_not_fit_in_the_context_is_read_in_parts_unless_all_is_asked_f
         "The bronze bell is cracked. 7" in parts
         and said == f"{len(parts)} of 160 parts, of {len(turns[0]['documents'])} of 40 documents"
     )
-    assert 100 < sum(len(part.split()) for part in parts) <= 150
+    assert 60 < sum(len(part.split()) for part in parts) <= 75, "half of the room"
     assert chosen(Words(), messages, "all", 200) == (messages, "")
+
+
+@pytest.mark.parametrize("n_ctx", [256, 1024, 4096])
+def test_a_later_question_finds_room_for_its_parts_and_a_new_document_is_begun(n_ctx: int) -> None:
+    text = "\n\n".join(f"Room {i} is as large as the others, and nobody lives there now." for i in range(2000))
+    house, note = (
+        Document.of("house", f"{text}\n\nThe zinc is in the cellar."),
+        Document.of("note", "Buy oil.\n\nPaint."),
+    )
+    messages = asked([house], "What is there?", "Where is the zinc?", "What about this one?")
+    messages[-1]["documents"] = [note]
+    turns, said = chosen(Words(), messages, None, n_ctx)
+    first, second, third = read(turns)
+    assert (
+        first[0].startswith("Room 0") and second == ["The zinc is in the cellar."] and third == ["Buy oil.", "Paint."]
+    )
+    assert said.endswith("of 2003 parts, of 2 of 2 documents")
+
+
+def test_what_was_read_takes_no_room_anew() -> None:
+    big, middle, small = "copper" + " zz" * 288, "yy " * 19 + "yy.", "drum bell gate."
+    document = Document.of("house", "\n\n".join([big, middle, small, "xx " * 400]))
+    turns, _ = chosen(Words(), asked([document], "copper?", "copper copper drum?"), 300, 420)
+    assert read(turns) == [[big], [small]]
 
 
 def test_a_text_that_cannot_fit_is_not_counted() -> None:
