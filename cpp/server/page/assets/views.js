@@ -237,7 +237,7 @@ function used({conversation, draft, props}) {
   const size = props?.default_generation_settings?.n_ctx;
   const stats = conversation.path().findLast(message => message.stats)?.stats;
   const n = (stats ? stats.read + stats.cached + stats.written : 0) + draft.files.reduce((sum, file) => sum + (file.count ?? 0), 0);
-  return size ? html`<span class=${n > size ? "over" : ""}>${grouped.format(n)} of ${tokensIn(size)}${n > size ? ": parts of the files will be read" : ""}</span>` : nothing;
+  return size ? html`<span>${grouped.format(n)} of ${tokensIn(size)}${n > size ? ": parts of the files will be read" : ""}</span>` : nothing;
 }
 
 /** How far the prompt of an answer is read: the server reports it after each batch. */
