@@ -266,7 +266,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--task", metavar="NAME", help="as in `pypcd eval` (default: kv; for demo kv-short)")
     add("--length", metavar="N,...", default="512,1k,2k", help="tokens of a prompt (default %(default)s)")
     add("--n", metavar="N", type=_options.at_least(1), default=50, help="questions a length (default %(default)s)")
-    add("--pcd", metavar="SETTING", default="on", help="a preset, or beta=1.5:window=64 ... (default: unsure)")
+    add("--pcd", metavar="SETTING", default="on", help="such as unsure:beta=1.5 (default: unsure)")
     add("--chat", action="store_true", help="ask through the model's chat template")
     add("--seed", metavar="N", type=_options.at_least(0), default=0, help="other questions (default %(default)s)")
     _options.add_machine(parser)

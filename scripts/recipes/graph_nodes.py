@@ -155,8 +155,9 @@ def record(shim: Path, folder: Path) -> dict[str, list[str]]:
                 cache = {"type_k": types[type_k], "type_v": types[type_v], "flash_attn": flash}
                 llm = pypcd.Llama(path, pcd=False, **options, **cache)
                 text = [1 + i % 300 for i in range(n)]
-                for mode, pcd, more in tries(model):
-                    if more["n"] != n or (mode and pypcd.engine.pcd_refusal(llm, pypcd.PCDConfig(**pcd))):
+                for mode, setting, more in tries(model):
+                    pcd = pypcd.PCDConfig(**setting) if mode else False
+                    if more["n"] != n or (pcd and pypcd.engine.pcd_refusal(llm, pcd)):
                         continue
                     given = {name: more.get(name, False) for name in ("later", "shift")}
                     for node in nodes_of(

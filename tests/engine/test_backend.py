@@ -253,7 +253,7 @@ def look(path: Path, setting: dict[str, Any] | None, kv: str, work: str, **optio
 
     def load(**more: Any) -> pypcd.Llama:
         common = {"n_ctx": 256, "n_batch": 32, "n_ubatch": 32, "n_threads": 1, "n_threads_batch": 1}
-        pcd: Any = False if setting is None else setting
+        pcd = False if setting is None else pypcd.PCDConfig(**setting)
         opened.append(pypcd.Llama(path, pcd=pcd, **{**common, **KV[kv], **options, **more}))
         graphs.append(watching.enter_context(engine.watch_graphs(opened[-1])))
         return opened[-1]

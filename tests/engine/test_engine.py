@@ -135,7 +135,7 @@ def test_beside_recurrent_layers_a_twin_goes_on_from_their_state_before_its_toke
         check_rows(llm, path, TOKENS[:n])
     llm.pcd = False
     llm.eval(TOKENS[103:105])
-    llm.pcd = setting
+    llm.pcd = pypcd.PCDConfig(**setting)
     llm.eval(TOKENS[105:110])
     check_rows(llm, path, TOKENS[:110])
     every = load(path, {**setting, "evaluation": evaluation}, logits_all=True)
@@ -251,7 +251,7 @@ def test_second_keys_may_be_coarser_than_the_first(
         )
         for each in (exact, plain, llm):
             each.eval(TOKENS[:100])
-        llm.pcd = setting
+        llm.pcd = pypcd.PCDConfig(**setting)
         for each in (exact, plain, llm):
             each.eval(TOKENS[100:101])
         close(llm.pcd_logits().standard, native_row(plain), tolerance(path, flash_attn=flash_attn))

@@ -350,7 +350,7 @@ def test_what_is_decoded_does_not_depend_on_how_it_is_asked_for(unlike: Unlike, 
             llm = load(path, setting, **kwargs)
             for _ in range(2):  # the second time only the prompt's last token is evaluated
                 assert answer_to(llm, prompt) == wanted
-        assert answer_to(load(path, False), prompt, pcd=setting) == wanted
+        assert answer_to(load(path, False), prompt, pcd=pypcd.PCDConfig(**setting)) == wanted
 
 
 def test_a_prompt_that_is_the_beginning_of_the_last_answer_has_an_answer_of_its_own(tiny: Tiny, load: Load) -> None:

@@ -297,7 +297,7 @@ def test_assigning_a_setting_frees_what_it_does_not_need(tiny: Tiny, load: Any) 
     assert llm.pcd_stats().second_bytes == second
     llm.pcd = None
     assert llm.pcd_stats().second_bytes == second
-    llm.pcd = {"cache": "shared"}
+    llm.pcd = "paper:cache=shared"
     assert llm.pcd_stats().second_bytes == 0
 
 
@@ -347,9 +347,9 @@ def attempt(type_k_over, spare, off=False):
     if off:
         llm.pcd = False
     try:
-        llm.pcd = {"type_k_over": type_k_over}
+        llm.pcd = "paper:type_k_over=" + type_k_over
     except pypcd.UnsupportedError as error:
-        parts = str(error).split(":", 1)[1].split(";")
+        parts = str(error).split("cannot run here:", 1)[1].split(";")
         print(parts[0].strip(), "|", *(part.strip() for part in parts[1:] if "turn PCD off" in part))
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))  # ggml aborts if a scheduler does not fit
     stats = llm.pcd_stats()

@@ -220,7 +220,7 @@ def test_whatever_is_done_rows_are_those_of_the_native_engine(
     todo: list[tuple[str, int]], pair: Any, tiny: Tiny
 ) -> None:
     asked = [SETTINGS[n] for what, n in todo if what == "set" and SETTINGS[n]]
-    if "shift" in dict(todo) and any(setting.get("cache") == "separate" for setting in asked):
+    if "shift" in dict(todo) and any(setting.cache == "separate" for setting in asked):
         return  # refused, see below
     limit = rounding(tiny("llama"))
     for llm in pair:
@@ -303,7 +303,7 @@ def test_l_is_plain_to_the_bit_beside_an_over_rotated_twin(
     plain, llm = (load(tiny("llama"), pcd, f16=True, flash_attn=flash_attn) for pcd in (False, False))
     watch = _rotation.watch_of(llm)
     assert watch.rotation is None and watch.reader is None
-    llm.pcd = setting
+    llm.pcd = pypcd.PCDConfig(**setting)
     assert (watch.rotation is not None) == (setting is SHARED)
     for tokens in (TOKENS[:PROMPT], *([token] for token in TOKENS[PROMPT : PROMPT + 5])):
         plain.eval(tokens)
@@ -426,7 +426,7 @@ def test_a_second_context_is_opened_when_it_is_needed_and_closed_when_it_is_not(
     llm.pcd = "window"
     assert llm.pcd_stats().second_bytes == 0
     llm.pcd = False
-    llm.pcd = {**SEPARATE, "type_k_over": "f16"}
+    llm.pcd = "paper:cache=separate:type_k_over=f16"
     llm.eval(TOKENS[:PROMPT])
     standard, local = expected(tiny("llama"), TOKENS[:PROMPT], PROMPT - 1, llm.pcd)
     close(llm.pcd_logits().standard, standard, tolerance(tiny("llama")))
@@ -465,8 +465,8 @@ def test_a_ggml_of_another_layout_is_refused(tiny: Tiny, load: Load, monkeypatch
     try:
         for setting in (SHARED, SEPARATE):
             with pytest.raises(pypcd.UnsupportedError, match="this ggml lays out its tensors in another way"):
-                llm.pcd = setting
-        llm.pcd = WINDOW
+                llm.pcd = pypcd.PCDConfig(**setting)
+        llm.pcd = pypcd.PCDConfig(**WINDOW)
     finally:
         _rotation.unknown_layout.cache_clear()
 
@@ -476,7 +476,7 @@ def test_models_that_rotate_nothing_are_refused(tiny: Tiny, load: Load) -> None:
     for setting in (SHARED, SEPARATE):
         llm.pcd = False
         with pytest.raises(pypcd.UnsupportedError, match="no rotary positions to over-rotate; use perturbation=none"):
-            llm.pcd = setting
+            llm.pcd = pypcd.PCDConfig(**setting)
 
 
 @beside_native

@@ -127,7 +127,7 @@ def test_what_cannot_run_pcd_says_why_and_still_runs_without(
     llm = load(tiny(arch), False, **kwargs)
     for ask in (llm.check_pcd, lambda setting: setattr(llm, "pcd", setting)):  # what shows in a graph alone, too
         with pytest.raises(pypcd.UnsupportedError, match=message):
-            ask(setting)
+            ask(pypcd.PCDConfig(**setting))
     assert llm.pcd is None
     if not kwargs:
         assert len(list(zip(range(3), llm.generate(TOKENS[:10], temp=0)))) == 3
