@@ -187,7 +187,7 @@ def add_read(parser: argparse.ArgumentParser) -> None:
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error).removeprefix("read is ")) from None
 
-    what = "tokens of the documents to read, the best parts; or all (default: all if it fits)"
+    what = "documents' tokens to read (default: all if it fits)"
     parser.add_argument("--read", metavar="N", type=convert, help=what)
 
 

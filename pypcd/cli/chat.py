@@ -327,7 +327,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         action="append",
         default=[],
-        help="a document to ask about (text, PDF, DOCX, XLSX, PPTX, EPUB, HTML), or a folder",
+        help="a document (text, PDF, Office, HTML) or a folder",
     )
     _options.add_read(parser)
     parser.add_argument("--system", metavar="TEXT", default="", help="the system message")

@@ -129,7 +129,7 @@ def test_tab_completes_commands_and_files(chat: Chat, tmp_path: Path) -> None:
         terminal.send(str(tmp_path / "my") + "\t")
         terminal.wait(lambda t: "notes.txt" in t.text().replace("\n", ""))
         terminal.enter("")
-        assert "goes in front of your next message" in " ".join(terminal.text().split())
+        assert "in front of your next message" in " ".join(terminal.text().split())
 
 
 def test_ctrl_c_at_the_prompt_forgets_the_line_and_stays(chat: Chat, tmp_path: Path) -> None:
