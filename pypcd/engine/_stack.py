@@ -38,9 +38,10 @@ def with_stack(llm: llama_cpp.Llama, text: bytes, tokenize: Callable[[], _T]) ->
     n = len(text)
     if n <= _SHORT or llama_cpp.llama_vocab_type(vocabulary(llm)) != llama_cpp.LLAMA_VOCAB_TYPE_BPE:
         return tokenize()
-    if n > _MOST:
-        words = _WORDS.get(llm.metadata.get("tokenizer.ggml.pre"), _WORDS[None])
-        n = max(len(word[0]) for word in words.finditer(text))
+    words = _WORDS.get(llm.metadata.get("tokenizer.ggml.pre"), _WORDS[None])
+    n = max(len(word[0]) for word in words.finditer(text))
+    if n <= _SHORT:
+        return tokenize()
     if n > _MOST:
         raise InputError(
             f"of the text, {n} bytes in a row are one word to this model's tokenizer; allowed: {_MOST}, since llama.cpp calls itself "

@@ -9,6 +9,7 @@ import pickle
 import re
 import shutil
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,16 @@ said(lambda: llm.tokenize(b"a" * (2 ** 20 + 1)))
     assert refusal.startswith(
         "InputError: of the text, 1048577 bytes in a row are one word to this model's tokenizer; allowed:"
     )
+
+
+def test_only_a_long_run_has_a_stack_of_its_own(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large as the run needs, however long the text is."""
+    llm, sizes, set_size = load(tiny("llama", pre="llama-bpe"), False), [], threading.stack_size
+    monkeypatch.setattr(threading, "stack_size", lambda size: sizes.append(size) or set_size(size))
+    llm.tokenize(b"ab zZ? " * 70_000, False)
+    assert sizes == []
+    llm.tokenize(b"ab zZ? " * 70_000 + b"a" * 4000, False)
+    assert 4000 * 600 < max(sizes) < 8 << 20
 
 
 # --- files ---
