@@ -229,7 +229,7 @@ class Server:
                 f"{named[0]} stands behind --; --host, --port, --parallel, --rpc, and MODEL, which may be a folder or a file of models "
                 "with names of their own (models.ini), stand before it: pypcd serve --help"
             )
-        unread = [name for name in ELSEWHERE if name in os.environ]
+        unread = [name for name in ELSEWHERE if name.startswith("LLAMA_") and name in os.environ]
         if unread:
             self.remarks.append(f"{', '.join(unread)} in the environment is not read; pypcd serve --help lists what is")
         given = {**of_environment(), **of_words(options)}
