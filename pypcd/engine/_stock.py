@@ -58,9 +58,10 @@ _MOVE = (
     *("llama_state_seq_set_data", "llama_state_seq_set_data_ext", "llama_state_seq_load_file"),
     *("llama_memory_seq_add", "llama_memory_seq_div", "llama_memory_seq_keep"),
 )
-# what a second context is told too
+# what a second context is told too; the former say what holds for one adapter, the others for all
+_ADAPT_ONE = "llama_set_adapter_lora", "llama_rm_adapter_lora"
 _ADAPT = (
-    *("llama_set_adapters_lora", "llama_set_adapter_lora", "llama_rm_adapter_lora", "llama_clear_adapter_lora"),
+    *(*_ADAPT_ONE, "llama_set_adapters_lora", "llama_clear_adapter_lora"),
     *("llama_set_adapter_cvec", "llama_apply_adapter_cvec"),
 )
 _COUNTED = "n_tokens n_twins n_skipped n_caught_up n_fused n_alternate n_sequential n_separate n_fallbacks"
@@ -70,7 +71,8 @@ Logits = npt.NDArray[np.float32]  # [n_vocab]
 
 # by the addresses of contexts, and of their memories
 _contexts: weakref.WeakValueDictionary[int, Stock] = weakref.WeakValueDictionary()
-_told: dict[int, list[tuple[Any, ...]]] = {}  # by the addresses of contexts: calls of _ADAPT
+# by the addresses of contexts, which have LoRAs before they have twins: the last call of each of _ADAPT, and for each adapter
+_told: dict[int, dict[tuple[str, int], tuple[Any, ...]]] = {}
 
 
 def _address(ctx: Any) -> int:
@@ -95,7 +97,12 @@ def watch() -> None:
                 function.errcheck = called
 
     def adapted(result: int, function: Any, args: Sequence[Any]) -> int:
-        _told.setdefault(_address(args[0]), []).append((function, *args[1:]))
+        if result:  # it failed; those that return nothing do not
+            return result
+        name, calls = function.__name__, _told.setdefault(_address(args[0]), {})
+        key = name, _address(args[1]) if name in _ADAPT_ONE else 0
+        calls.pop(key, None)  # the order is that of the last calls
+        calls[key] = (function, *args[1:])
         if twins := _contexts.get(_address(args[0])):
             twins.tell(function, *args[1:])
         return result
@@ -285,15 +292,17 @@ class Stock:
             self._close_second()
             self._second = Second(self._ctx, self._model, self._params, type_k)
             self._closing.callback(self._second.close)
-            for function, *args in _told.get(_address(self._ctx), []):
+            for function, *args in _told.get(_address(self._ctx), {}).values():
                 self.tell(function, *args)
         table = _table(config)
         self._second.turn(table, lambda n_rot: formula.rho(n_rot, **table))
 
     def tell(self, function: Any, *args: Any) -> None:
         """Call a function that was called for this context for the second one too."""
-        if self._second is not None:
-            function(self._second.ctx, *args)
+        if self._second is not None and function(self._second.ctx, *args):
+            raise PCDError(
+                f'{function.__name__} failed in the second context of cache="separate"; use cache=shared, or call it again'
+            )
 
     def _close_second(self) -> None:
         if self._second is not None:

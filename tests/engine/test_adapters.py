@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 from pathlib import Path
 from typing import Any
 
 import gguf
+import llama_cpp
 import numpy as np
 import pytest
 from conftest import TOKENS, Load, Tiny, check_rows, close, native_row, rounding
 
 import pypcd
+from pypcd.engine import _stock
 
 ALPHA, SCALE = 6.0, 0.5
 Q, DOWN, EMBD = "blk.0.attn_q.weight", "blk.1.ffn_down.weight", "token_embd.weight"
@@ -91,6 +94,25 @@ def test_rows_are_those_of_the_merged_weights(
     # three products more of numbers of the same size: as many roundings again
     close(native_row(llm), native_row(other), 2 * rounding(whole))
     assert np.abs(native_row(llm) - native_row(plain)).max() > 0.5, "the LoRA must matter, or this test shows nothing"
+
+
+def test_a_second_context_is_told_the_last_of_what_was_set(tmp_path: Path, tiny: Tiny, load: Load) -> None:
+    """Not what failed, nor what was set before; each call is remembered once, also while PCD is off."""
+    lora = write_lora(tmp_path / "lora.gguf")
+    whole = merged(tiny("llama"), lora, tmp_path / "merged.gguf")
+    llm = load(tiny("llama"), False, engine="stock", lora_path=str(tmp_path / "lora.gguf"), lora_scale=SCALE)
+    adapters = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(llm._lora_adapter)
+    for scale in (3.0, 2.0, SCALE):
+        assert llama_cpp.llama_set_adapters_lora(llm.ctx, adapters, 1, (ctypes.c_float * 1)(scale)) == 0
+    vector = (ctypes.c_float * 65)(*[1.0] * 65)
+    assert llama_cpp.llama_set_adapter_cvec(llm.ctx, vector, 65, 65, 1, 2) != 0, "rows of this model have 64 numbers"
+    assert [name for name, _ in _stock._told[llm.ctx]] == ["llama_set_adapters_lora"]
+    llm.pcd = "paper:cache=separate"
+    llm.eval(TOKENS[:60])
+    check_rows(llm, whole, TOKENS[:60])
+    address = llm.ctx
+    llm.close()
+    assert address not in _stock._told
 
 
 def only(*names: str, **changed: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
