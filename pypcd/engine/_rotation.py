@@ -18,7 +18,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from pypcd.engine._tensors import Tensor, ggml_base, op_number
+from pypcd.engine._tensors import InitParams, Tensor, ggml_base, op_number
 from pypcd.errors import UnsupportedError
 
 __all__ = ["Rotation", "Watch", "eval_callback", "unknown_layout", "watch_of"]
@@ -124,7 +124,7 @@ class Rotation:
             if head.type != _F32 or base.ggml_backend_buffer_get_usage(head.buffer) != _WEIGHTS:
                 raise UnsupportedError('this model\'s frequency factors cannot be read here; use engine="native"')
             base.ggml_backend_tensor_get(own, factors.ctypes.data, 0, factors.nbytes)
-        ctx = base.ggml_init(_InitParams(base.ggml_tensor_overhead(), None, True))
+        ctx = base.ggml_init(InitParams(base.ggml_tensor_overhead(), None, True))
         address = base.ggml_new_tensor_3d(ctx, _F32, n, 1, 1)
         buffer = base.ggml_backend_alloc_ctx_tensors_from_buft(ctx, kind)
         if not buffer:
@@ -135,19 +135,13 @@ class Rotation:
         return address, factors
 
 
-class _InitParams(ctypes.Structure):
-    """ggml_init_params"""
-
-    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
-
-
 @functools.lru_cache(maxsize=1)
 def _base() -> ctypes.CDLL:
     """ggml, with the functions that make tensors."""
     base, pointer, number = ggml_base(), ctypes.c_void_p, ctypes.c_int
     signatures: dict[str, list[Any]] = {  # what is returned, and what is given
         "ggml_tensor_overhead": [ctypes.c_size_t],
-        "ggml_init": [pointer, _InitParams],
+        "ggml_init": [pointer, InitParams],
         "ggml_free": [None, pointer],
         "ggml_new_tensor_3d": [pointer, pointer, number, *[ctypes.c_int64] * 3],
         "ggml_rope_ext": [pointer, *[pointer] * 4, *[number] * 3, *[ctypes.c_float] * 6],
@@ -169,7 +163,7 @@ def unknown_layout() -> str | None:
         base = _base()
     except AttributeError as error:
         return f"this ggml is another than those that over-rotation is known to work with ({error})"
-    ctx = base.ggml_init(_InitParams(8 * base.ggml_tensor_overhead(), None, True))
+    ctx = base.ggml_init(InitParams(8 * base.ggml_tensor_overhead(), None, True))
     try:
         x, positions, factors = (
             base.ggml_new_tensor_3d(ctx, kind, *shape)

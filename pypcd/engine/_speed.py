@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pypcd.engine import _bindings
+from pypcd.engine._tensors import InitParams
 from pypcd.errors import PCDError
 
 __all__ = ["MOST_THREADS", "step_times"]
@@ -22,12 +23,6 @@ _TURNS = 4
 _CPU, _F32, _Q8_0 = 0, 0, 8  # enum ggml_backend_dev_type, enum ggml_type
 _pointer, _size, _int, _int64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
 _set_n_threads = ctypes.CFUNCTYPE(None, _pointer, _int)
-
-
-class _Params(ctypes.Structure):
-    """struct ggml_init_params"""
-
-    _fields_ = [("mem_size", _size), ("mem_buffer", _pointer), ("no_alloc", ctypes.c_bool)]
 
 
 def _call(name: str, restype: Any, *args: Any) -> Any:
@@ -57,7 +52,7 @@ def _step(n_embd: int, n_tokens: int) -> Iterator[tuple[ctypes.c_void_p, ctypes.
     n = max(1, min(_BYTES // (_call("row_size", _size, _int(_Q8_0), _int64(side)) * side * n_tokens), _PRODUCTS))
     room = (2 * n + 1) * _call("tensor_overhead", _size) + _call("graph_overhead", _size)
     with contextlib.ExitStack() as stack:
-        ctx = stack.enter_context(_freed("free", _call("init", _pointer, _Params(room, None, True))))
+        ctx = stack.enter_context(_freed("free", _call("init", _pointer, InitParams(room, None, True))))
         device = _call("backend_dev_by_type", _pointer, _int(_CPU))
         backend = _call("backend_dev_init", _pointer, device, None)
         stack.enter_context(_freed("backend_free", backend))

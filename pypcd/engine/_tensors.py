@@ -10,7 +10,13 @@ import llama_cpp
 
 from pypcd.library import ggml
 
-__all__ = ["Tensor", "ggml_base"]
+__all__ = ["InitParams", "Tensor", "ggml_base"]
+
+
+class InitParams(ctypes.Structure):
+    """struct ggml_init_params"""
+
+    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
 
 
 class Tensor(ctypes.Structure):

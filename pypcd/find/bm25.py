@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pypcd.document.letters import WIDE
 from pypcd.find.asked import Asked, Passage, Ranked, best
-from pypcd.find.segments import WIDE
 
 __all__ = ["by_words", "load", "ranked", "words"]
 

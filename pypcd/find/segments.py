@@ -12,7 +12,7 @@ import sentencex  # type: ignore[import-untyped]
 
 from pypcd.document.letters import ENDS, WIDE
 
-__all__ = ["ENDS", "WIDE", "pieces"]
+__all__ = ["pieces"]
 
 LONGEST = 1200  # characters of a piece: some 250 tokens of English
 JOINED = 600  # of one that is put together from sentences or lines

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from pypcd.evaluation.tasks.kv import KV, KV_OFFICIAL, KV_SHORT
 
-SIZED = st.sampled_from([KV_OFFICIAL, KV_SHORT])
-
 
 def _asked(text: str) -> tuple[str, str]:
     """The JSON object and the key of a prompt."""
