@@ -22,7 +22,7 @@ def test_a_table_by_hand() -> None:
         ["kv", "(accuracy)"],
         [],
         ["tokens", "method", "score"],
-        ["-" * 7, "-" * 13, "-" * 5],
+        ["-" * 7, "-" * 19, "-" * 5],
         ["100", "pcd:paper:beta=1.5", "75.0"],
         ["4096", "x"],
     ]
