@@ -135,7 +135,7 @@ def document_of(name: str, data: bytes, path: str) -> Document:
     Args:
         path: what an error calls it.
     """
-    if kind := format_of(name, data, path):
+    if kind := format_of(name, data):
         made = converted_apart(kind, data, path)
         return Document.of(name, made.text, made.begins, made.unit, made.note)
     if b"\0" in data[:8192] and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

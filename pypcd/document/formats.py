@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import pathlib
 import re
-import zipfile
 from collections.abc import Callable
 
 from pypcd.document import markup, office, pdf
-from pypcd.document.parts import Converted, left_out
+from pypcd.document.parts import Archive, Converted, left_out
 from pypcd.errors import InputError
 
 __all__ = ["ALLOWED", "converted", "format_of"]
@@ -24,6 +22,7 @@ TYPES = {
     b"application/vnd.oasis.opendocument.spreadsheet": "ODS",
     b"application/vnd.oasis.opendocument.text": "ODT",
 }
+ZIP = b"PK\x03\x04"
 OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # the files of Office 97, and encrypted ones of later versions, by the names of their streams
 STREAMS = {
     "Book": "XLS",
@@ -55,52 +54,44 @@ READERS: dict[str, Callable[[bytes], Converted]] = {
 }
 
 
-def format_of(name: str, data: bytes, path: str) -> str:
-    """A file's format by its content, and by its name if that tells nothing; "": it is a text, if anything.
-
-    Raises:
-        InputError: it is one that is not read.
-    """
-    suffix, found = pathlib.PurePath(name).suffix[1:].upper(), ""
+def format_of(name: str, data: bytes) -> str:
+    """A file's format by its content, and by its name if that tells nothing; "": it is a text, if anything. What a zip archive has in it
+    is for converted() to see, which may be held to limits."""
+    suffix = pathlib.PurePath(name).suffix[1:].upper()
     if data.startswith(b"%PDF-") or (b"%PDF-" in data[:1024] and b"%%EOF" in data[-1024:]):
         return "PDF"  # before it other bytes may stand
-    if data.startswith(b"PK\x03\x04"):
-        found = _of_archive(data) or (suffix if suffix in READERS else "")
-        if not found and b"\0" in data[:64]:
-            raise InputError(f"{path} is a zip archive without a document, or a damaged one; allowed: {ALLOWED}")
-    elif data.startswith(OLE):
+    if data.startswith(ZIP) and (suffix in READERS or b"\0" in data[:64]):
+        return suffix if suffix in READERS else "ZIP"
+    if data.startswith(OLE):
         places = {kind: data.find(stream.encode("utf-16-le")) for stream, kind in STREAMS.items()}
-        found = min((at, kind) for kind, at in places.items() if at >= 0)[1] if max(places.values()) >= 0 else ""
-    elif data.startswith(b"{\\rtf"):
-        found = "RTF"
-    elif HTML.match(data[:4096]) or suffix in ("HTM", "HTML", "XHTML"):
-        return "HTML"
-    if found == "encrypted":
-        raise InputError(f"{path} is encrypted; save it without a password")
-    if found in INSTEAD:
-        raise InputError(f"{path} is in the format {found}, which is not read; save it as {INSTEAD[found]}")
-    return found
+        return min(((at, kind) for kind, at in places.items() if at >= 0), default=(0, ""))[1]
+    if data.startswith(b"{\\rtf"):
+        return "RTF"
+    return "HTML" if HTML.match(data[:4096]) or suffix in ("HTM", "HTML", "XHTML") else ""
 
 
 def _of_archive(data: bytes) -> str:
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            names = archive.namelist()
-            if "mimetype" in names:
-                with archive.open("mimetype") as file:
-                    return TYPES.get(file.read(100).strip(), "")
-    except Exception:  # noqa: BLE001  # it is damaged, which its reader says
-        return ""
-    return next((kind for begin, kind in PARTS.items() if any(name.startswith(begin) for name in names)), "")
+    archive = Archive(data)
+    if "mimetype" in archive.names:
+        return TYPES.get(archive.read("mimetype").strip(), "")
+    return next((kind for begin, kind in PARTS.items() if archive.has(begin)), "")
 
 
 def converted(kind: str, data: bytes, path: str) -> Converted:
-    """The text of a file in one of READERS' formats.
+    """The text of a file in a format that format_of() tells.
 
     Raises:
-        InputError: it is damaged, encrypted, too large, or has no text.
+        InputError: it is not read, or is damaged, encrypted, too large, or has no text.
     """
     try:
+        if data.startswith(ZIP):
+            kind = _of_archive(data) or kind
+        if kind == "ZIP":
+            raise InputError(f"is a zip archive without a document; allowed: {ALLOWED}")
+        if kind == "encrypted":
+            raise InputError("is encrypted; save it without a password")
+        if kind in INSTEAD:
+            raise InputError(f"is in the format {kind}, which is not read; save it as {INSTEAD[kind]}")
         return READERS[kind](data)
     except InputError as error:
         raise InputError(f"{path} {error}") from error

@@ -213,7 +213,7 @@ def test_a_damaged_file_is_an_error_of_its_own_kind_whatever_its_reader_stumbles
             for _ in range(n_changed):
                 data[rng.randrange(8, len(data))] = rng.randrange(256)
             try:
-                found = format_of(f"a.{kind}", bytes(data), "a")
+                found = format_of(f"a.{kind}", bytes(data))
                 outcomes.add((kind, bool(found and converted(found, bytes(data), "a").text)))
             except ValueError as error:
                 assert isinstance(error, errors.InputError)

@@ -373,8 +373,9 @@ OPEN = "application/vnd.oasis.opendocument"
         (with_document(TEXT, zipfile.ZIP_LZMA), "has a part .* is packed in a way that no such file is"),
         (with_document(TEXT[:-9]), "cannot be read as a DOCX: .*may be encrypted or damaged"),
         (with_document(TEXT.replace("<w:p>", "<w:smartTag>" * 10**5 + "<w:p>").replace("</w:p>", "</w:p>" + "</w:smartTag>" * 10**5)), "cannot be read as a DOCX"),
-        (PART[:400], "is a zip archive without a document, or a damaged one; allowed: texts in UTF-8, HTML, PDF"),
-        (zipped({"a.txt": "text"}), "is a zip archive without a document"),
+        (PART[:400], "cannot be read as a ZIP: File is not a zip file"),
+        (zipped({"a.txt": "text"}), "is a zip archive without a document; allowed: texts in UTF-8, HTML, PDF"),
+        (zipped({"mimetype": f"{OPEN}.spreadsheet" + " " * 10**6}, zipfile.ZIP_BZIP2), "has a part mimetype that is packed in a way that no such file is"),
         (zipped({"mimetype": f"{OPEN}.text"}), "is in the format ODT, which is not read; save it as DOCX"),
         (zipped({"mimetype": f"{OPEN}.presentation"}), "is in the format ODP, which is not read; save it as PPTX"),
         (b"{\\rtf1 a}", "is in the format RTF, which is not read; save it as DOCX"),
@@ -417,6 +418,13 @@ def test_what_a_file_unpacks_to_is_known_before_and_held_to(tmp_path: Path, monk
         ValueError, match="a.txt has more than 5242880 bytes; PYPCD_DOCUMENT_MIB=10 allows twice as many"
     ):
         read_document(tmp_path / "a.txt")
+
+
+def test_no_archive_is_opened_in_this_process() -> None:
+    files = made_of(["Signed by Ruth Amsel."])
+    with mock.patch.object(zipfile, "ZipFile", side_effect=AssertionError):
+        for kind, data in files.items():
+            assert "Amsel" in document_of("a", data, "a").text, kind
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux")
