@@ -17,7 +17,7 @@ PARAGRAPH = re.compile(
     "hr|legend|main|nav|[ou]l|p|pre|section|summary|table"
 )
 LINE = re.compile("dd|li|option|tr")
-HIDDEN = {"math", "noscript", "rp", "script", "style", "svg", "template"}
+HIDDEN = {"math", "noscript", "script", "style", "svg", "template"}
 LEFT_OUT = {"img": "pictures", "svg": "pictures", "math": "equations", "iframe": "frames"}
 LONGEST_ROW = 1200  # characters; the cells of a longer one are no record but parts of a page
 CHARSET = re.compile(rb"""(?:charset|encoding)\s*=\s*["']?([\w-]+)""", re.IGNORECASE)
@@ -104,7 +104,7 @@ class _Parser(HTMLParser):
         self._lists: list[int] = []  # the last number of each; -1: it has none
         self._hidden, self._depth = "", 0  # what is, and how deep in itself
         self._n_kept = 0  # elements around that keep white space
-        self._in_title = False
+        self._within = ""  # the tag behind which a text is
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in LEFT_OUT:
@@ -146,13 +146,13 @@ class _Parser(HTMLParser):
             flow.text("(")
         elif tag in ("pre", "textarea"):
             self._n_kept += 1
-        self._in_title = tag == "title"
+        self._within = tag
 
     def handle_endtag(self, tag: str) -> None:
         if self._depth:
             self._depth -= tag == self._hidden
             return
-        self._in_title = False
+        self._within = ""
         if tag == "table" and self.tables:
             self.end_table()
         elif tag in ("td", "th", "tr") and self.tables:
@@ -170,10 +170,10 @@ class _Parser(HTMLParser):
             self._n_kept -= 1
 
     def handle_data(self, data: str) -> None:
-        if not self._depth:
+        if not self._depth and self._within != "rp":  # brackets, for those who do not know <rt>
             if self.tables and not self._opened[-1] and not data.isspace():
                 self._end_row()  # what stands between cells stands between rows
-            flow = self.title if self._in_title else self.flows[-1]
+            flow = self.title if self._within == "title" else self.flows[-1]
             flow.text(data, is_kept=bool(self._n_kept))
 
     def unknown_decl(self, data: str) -> None:

@@ -171,6 +171,7 @@ def test_a_docx_of_word_processors(tmp_path: Path) -> None:
         ("<table><tr><td>a<table><tr><td>b<td>c</table><td>d</table>", "a b | c | d"),
         ("a<pre>\n  b\n    c</pre>d", "a\n\n\n  b\n    c\n\nd"),
         ("<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby>", "漢(kan)"),
+        ("<ruby>漢<rp>(<rt>kan</rt><rp>)</ruby> and <rp>(</p> so on", "漢(kan) and\n\nso on"),
         ("<input type=checkbox checked>yes <input type=checkbox>no <input value='Varga'><input type=hidden value=x>", "[x] yes [ ] no Varga"),
         ("a<svg><title>no</title><svg/></svg>b<![CDATA[ <c>]]></p></td></li></table></ul>", "ab <c>"),
         ("\ud83d&#xd800;", "\ufffd"),
