@@ -40,8 +40,10 @@ def of_bytes(data: bytes) -> Text:
     found = CHARSET.search(data[:1024])
     charset = found.group(1).decode().lower() if found and not data.startswith(codecs.BOM_UTF8) else "utf-8"
     with contextlib.suppress(LookupError):
-        # what says Latin-1 is Windows-1252, as in browsers
-        charset = {"iso8859-1": "cp1252", "ascii": "cp1252"}.get(codecs.lookup(charset).name, charset)
+        # as in browsers, what says Latin-1 is Windows-1252, and what says UTF-16 in single bytes is UTF-8
+        known = codecs.lookup(charset).name
+        mended = "utf-8" if known.startswith(("utf-16", "utf-32")) else charset
+        charset = {"iso8859-1": "cp1252", "ascii": "cp1252"}.get(known, mended)
         return of_html(decoded(data, "utf-8-sig" if charset == "utf-8" else charset))
     return of_html(decoded(data))
 

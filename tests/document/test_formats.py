@@ -195,12 +195,14 @@ def test_no_word_of_html_is_lost_however_its_tags_are_mixed(parts: list[str]) ->
 
 def test_html_is_known_by_its_beginning_or_its_name_and_names_its_letters() -> None:
     assert read(b'<?xml version="1.0"?>\n<!-- a -->\n<html><p>a</html>').text == "a"
-    assert read(b"<p>a</p>", "a.HTM").text == "a"
     assert read(b"<!-- a -->" * 40 + b"<html><p>a</html>").text == "a"
     assert read(b"<!-- a -->" * 40 + b"a").text.endswith("-->a"), "and not in exponential time"
+    assert read(b"<p>a</p>", "a.HTM").text == "a"
     assert read(b"<p>a</p>", "a.md").text == "<p>a</p>"
     assert read("<html><meta charset='iso-8859-1'>é\u2019".encode("cp1252")).text == "é’", "as browsers take it"
     assert read("<html><meta charset=shift_jis>漢字".encode("shift_jis")).text == "漢字"
+    for charset in ("utf-16", "UTF-16LE", "utf-32be", "u16"):
+        assert read(f"<html><meta charset={charset}>é1".encode()).text == "é1", charset
     assert read("<html><meta charset=nonsense>é".encode()).text == "é"
     assert read("<html>é".encode("utf-16"), "a.html").text == "é"
     with pytest.raises(ValueError, match="a is not in UTF-8: its byte 7 is e9"):
