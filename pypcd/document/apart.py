@@ -61,13 +61,17 @@ def converted_apart(kind: str, data: bytes, path: str) -> Converted:
 
 def limit(n_bytes: int, n_seconds: float = 0) -> None:
     """Let this process take so much more memory, and so many seconds of a CPU, on Linux."""
-    with contextlib.suppress(ImportError, OSError, ValueError):  # other systems have no such limits
+    with contextlib.suppress(ImportError, OSError):  # other systems have no such limits
         import resource
 
+        def hold(kind: int, n: int) -> None:
+            _, hard = resource.getrlimit(kind)  # which nobody may exceed
+            resource.setrlimit(kind, (n if hard == resource.RLIM_INFINITY else min(n, hard), hard))
+
         if n_seconds:
-            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(n_seconds), resource.RLIM_INFINITY))
+            hold(resource.RLIMIT_CPU, math.ceil(n_seconds))
         size = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (size + n_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        hold(resource.RLIMIT_AS, size + n_bytes)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import struct
+import subprocess
 import sys
 import zipfile
 from html import escape
@@ -448,6 +449,16 @@ def test_a_reader_that_ends_or_takes_too_long_is_a_sentence(tmp_path: Path, monk
         ValueError, match=r"a.xlsx takes more than 0.001 seconds to read; PYPCD_DOCUMENT_SECONDS=0.002 allows them"
     ):
         read_document(tmp_path / "a.xlsx")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux")
+def test_limits_keep_to_those_that_there_are() -> None:
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_CPU, (50, 50)); from pypcd.document.apart import limit; limit(1 << 30, 61);"
+        "print(resource.getrlimit(resource.RLIMIT_CPU), 1 << 30 < resource.getrlimit(resource.RLIMIT_AS)[0] < 1 << 32)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "(50, 50) True\n"
 
 
 def test_whatever_python_finds_first_the_reader_is_this_pypcds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
