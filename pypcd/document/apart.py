@@ -22,7 +22,7 @@ TIMES = 8  # as much memory as a file may unpack to
 
 _ROOT = str(pathlib.Path(__file__).parents[2])
 # Python's own modules go first, then this very pypcd, then what it may import
-_CODE = "import json, sys; sys.path += json.loads(sys.argv[3]); from pypcd.document import apart; apart.main()"
+_CODE = "import json, sys; sys.path += json.loads(sys.argv[2]); from pypcd.document import apart; apart.main()"
 
 
 def seconds() -> float:
@@ -39,7 +39,7 @@ def converted_apart(kind: str, data: bytes, path: str) -> Converted:
         return converted(kind, data, path)
     n_seconds, n_bytes = seconds(), TIMES * most()
     # without what starts with each Python, which takes longer than to read most files
-    command = [sys.executable, "-I", "-S", "-c", _CODE, kind, path, json.dumps([_ROOT, *sys.path])]
+    command = [sys.executable, "-I", "-S", "-c", _CODE, kind, json.dumps([_ROOT, *sys.path])]
     try:
         done = subprocess.run(command, input=data, capture_output=True, timeout=n_seconds, check=False)
     except subprocess.TimeoutExpired:
@@ -55,7 +55,7 @@ def converted_apart(kind: str, data: bytes, path: str) -> Converted:
         )
     answer = json.loads(done.stdout)
     if "error" in answer:
-        raise InputError(answer["error"])
+        raise InputError(path + answer["error"])
     return Converted(answer["text"], tuple(answer["begins"]), answer["unit"], answer["note"])
 
 
@@ -78,9 +78,8 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries write is no answer
     limit(TIMES * most(), seconds() + 1)  # who started it may have ended
-    kind, path = sys.argv[1:3]
-    try:
-        answer = dataclasses.asdict(converted(kind, sys.stdin.buffer.read(), path))
+    try:  # a client's name for the file may be no argument, so who started this puts it in front of an error
+        answer = dataclasses.asdict(converted(sys.argv[1], sys.stdin.buffer.read(), ""))
     except InputError as error:
         answer = {"error": str(error)}
     with out:

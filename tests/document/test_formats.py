@@ -461,6 +461,13 @@ def test_limits_keep_to_those_that_there_are() -> None:
     assert done.stdout == "(50, 50) True\n"
 
 
+@pytest.mark.parametrize("name", ["a\0.pdf", "a" * 200_000, "\ud83d.pdf"])
+def test_a_file_may_have_any_name(name: str) -> None:
+    assert document_of(name, pdf("One."), name).text == "One."
+    with pytest.raises(ValueError, match=f"^{name} cannot be read as a PDF"):
+        document_of(name, b"%PDF-1.4 nonsense", name)
+
+
 def test_whatever_python_finds_first_the_reader_is_this_pypcds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("html", "pypcd"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('another one')")
