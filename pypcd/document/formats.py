@@ -33,7 +33,8 @@ STREAMS = {
 }
 INSTEAD = {"DOC": "DOCX", "ODP": "PPTX", "ODT": "DOCX", "PPT": "PPTX", "RTF": "DOCX"}  # what to save as
 HTML = re.compile(
-    rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*|<!--(?:(?!-->).)*-->\s*)*<(!doctype\s+html|html)[\s>]", re.IGNORECASE | re.DOTALL
+    rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*|<!--(?:(?!-->).)*-->\s*)*<(!doctype\s+html|html)[\s>]",
+    re.IGNORECASE | re.DOTALL,
 )
 
 

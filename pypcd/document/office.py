@@ -160,10 +160,10 @@ def pptx(data: bytes) -> Converted:
         _, part = targets[next(value for name, value in entry.attrib.items() if name.endswith("}id"))]
         root = archive.xml(part)
         kinds |= {LEFT_OUT[local(element)] for element in named(root, *LEFT_OUT)}
-        blocks = list(_blocks(root, NO_TEXT))
+        blocks = list(_blocks(_once(root), NO_TEXT))
         for kind, beside in _targets(archive, part).values():
             if kind.endswith("/notesSlide"):
-                notes = "\n".join(_blocks(archive.xml(beside), {*NO_TEXT, "dt", "ftr", "hdr"}))
+                notes = "\n".join(_blocks(_once(archive.xml(beside)), {*NO_TEXT, "dt", "ftr", "hdr"}))
                 blocks += [f"Notes: {notes}"] if notes else []
             elif kind.endswith("/comments"):
                 kinds.add("comments")
@@ -183,6 +183,13 @@ def _targets(archive: Archive, part: str) -> dict[str, tuple[str, str]]:
 
 def _join(folder: str, path: str) -> str:
     return posixpath.normpath(posixpath.join("/", folder, urllib.parse.unquote(path))).lstrip("/")
+
+
+def _once(root: ET.Element) -> ET.Element:
+    """The same without what says once more, for other programs, what is said before it."""
+    for element in list(named(root, "AlternateContent")):
+        element[:] = next(([one] for one in element if _paragraph(one)), [])
+    return root
 
 
 def _blocks(element: ET.Element, skipped: Collection[str]) -> Iterator[str]:

@@ -22,6 +22,7 @@ import pytest
 from documents import book, made_of, pdf, spreadsheet, word, zipped
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lxml import etree
 from PIL import Image
 from pptx.util import Inches
 from reportlab.lib.utils import ImageReader
@@ -35,6 +36,8 @@ def read(data: bytes, name: str = "a") -> Document:
     with mock.patch.object(document, "converted_apart", formats.converted):  # in this process, which takes less time
         return document_of(name, data, name)
 
+
+COMPATIBLE = "http://schemas.openxmlformats.org/markup-compatibility/2006"
 
 # --- every word, in its order, with its place ---
 
@@ -271,6 +274,24 @@ def test_slides() -> None:
     assert document.text == "\n\n".join([first, *(f"Title {i}\n\nfirst {i}\nsecond\nline" for i in (1, 2))])
     assert document.place(document.text.index("Say"), document.text.index("first 1")) == "slides 1-2"
     assert document.note == "pictures are left out"
+
+
+@pytest.mark.parametrize(
+    ("choice", "fallback", "text"),
+    [("new", "old", "new"), ("", "old", "old"), ("new", "", "new"), ("", "", "")],
+)
+def test_what_a_slide_says_in_two_ways_is_read_once(choice: str, fallback: str, text: str) -> None:
+    made, file = pptx.Presentation(), io.BytesIO()
+    shapes = made.slides.add_slide(made.slide_layouts[5]).shapes
+    shapes.title.text = "Title"
+    ways = [shapes.add_textbox(0, 0, 9, 9) for _ in range(2)]
+    for way, said in zip(ways, (choice, fallback)):
+        way.text_frame.text = said
+    both = etree.SubElement(shapes._spTree, f"{{{COMPATIBLE}}}AlternateContent")
+    for way, name in zip(ways, ("Choice", "Fallback")):
+        etree.SubElement(both, f"{{{COMPATIBLE}}}{name}").append(way._element)
+    made.save(file)
+    assert read(file.getvalue()).text == f"Title\n\n{text}".strip()
 
 
 def test_a_book() -> None:
