@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from conftest import Load, Tiny
@@ -94,6 +95,35 @@ def test_only_what_is_equal_is_read_back(tiny: Tiny, load: Load, cache: PromptCa
     assert cache.restore(load(write_tiny_gguf(tmp_path / "other.gguf", seed=9), False, **LARGE), TEXT) == 0, "a model"
     for name, value in (("type_k", 1), ("rope_freq_base", 5e4), ("rope_freq_scale", 0.5)):
         assert cache.restore(load(tiny(), False, **{**LARGE, name: value}), TEXT) == 0, name
+
+
+def test_a_lora_is_known_by_its_content_as_it_was_opened(
+    tiny: Tiny, load: Load, cache: PromptCache, tmp_path: Path
+) -> None:
+    path, rng = tmp_path / "lora.gguf", np.random.default_rng(5)
+
+    def write() -> None:
+        w = gguf.GGUFWriter(str(path), "llama")
+        w.add_string("general.type", "adapter")
+        w.add_string("adapter.type", "lora")
+        w.add_float32("adapter.lora.alpha", 1.0)
+        for name, shape in (("lora_a", (4, 64)), ("lora_b", (64, 4))):
+            w.add_tensor(f"blk.0.attn_q.weight.{name}", rng.standard_normal(shape).astype(np.float32))
+        w.write_header_to_file()
+        w.write_kv_data_to_file()
+        w.write_tensors_to_file()
+        w.close()
+        os.utime(path, ns=(0, 10**18))
+
+    write()
+    first = load(tiny(), False, lora_path=str(path), **LARGE)
+    write()  # another of the same size and date
+    read(first, cache)
+    second = load(tiny(), False, lora_path=str(path), **LARGE)
+    assert cache.restore(second, TEXT) == 0, "what the first one read is not the second one's"
+    read(second, cache)
+    assert cache.restore(load(tiny(), False, lora_path=str(path), **LARGE), TEXT) == len(TEXT)
+    assert cache.restore(load(tiny(), False, **LARGE), TEXT) == 0
 
 
 def test_a_model_that_was_changed_at_all_has_prompts_of_its_own(tmp_path: Path) -> None:
