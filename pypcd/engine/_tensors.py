@@ -10,7 +10,7 @@ import llama_cpp
 
 from pypcd.library import ggml
 
-__all__ = ["InitParams", "Tensor", "ggml_base"]
+__all__ = ["Tensor", "ggml_base"]
 
 
 class InitParams(ctypes.Structure):
