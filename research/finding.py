@@ -94,12 +94,12 @@ def found(session: Session, finder: str, text: str, asked: Asked) -> Row:
     messages, _ = chosen(session.llm, messages, read_of(read or "all"), session.llm.n_ctx())
     turns = prompt_of(messages).turns
     result = find.find(find.Asked(session.llm, turns, has_template(session.llm), session.attention), finder=name)
-    seconds, (sources, note) = time.perf_counter() - begin, sources_of(result, messages)
+    seconds, sources = time.perf_counter() - begin, sources_of(result, messages)
     spans: list[Span] = [(one.begin, one.end) for one in sources]
     tokens = sum(len(session.llm.tokenize(one.text.encode(), add_bos=False)) for one in sources)
     score = max((one.score for one in sources), default=0.0)
     size = {"passages": len(spans), "tokens": tokens, "seconds": seconds, "score": score}
-    return {"finder": finder, "id": asked.id, **asked.found(spans), **size, "spans": spans, "note": note}
+    return {"finder": finder, "id": asked.id, **asked.found(spans), **size, "spans": spans, "note": result.note}
 
 
 def answered(session: Session, finder: str, text: str, asked: Asked) -> Row:

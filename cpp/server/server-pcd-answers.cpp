@@ -163,9 +163,9 @@ void server_pcd_answer::to_json(json & timings, uint64_t n_prompt, uint64_t n_to
         timings[cur.name] = counts.*cur.of;
     }
     if (request.documents) {
-        timings["passages"]       = request.documents->told.at("passages");
-        timings["passages_note"]  = request.documents->told.at("note");
-        timings["documents_read"] = request.documents->told.at("read");
+        for (const char * name : { "passages", "passages_note", "documents_read", "documents_note" }) {
+            timings[name] = request.documents->told.at(name);
+        }
     }
 }
 

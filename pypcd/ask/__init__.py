@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from pypcd import engine
-from pypcd.ask.messages import Message, Source, documents_in, prompt_of, sources_of
+from pypcd.ask.messages import Message, Source, documents_in, notes_of, prompt_of, sources_of
 from pypcd.ask.reading import PARTS, Read, chosen, is_whole, read_of, size
 from pypcd.decode import Answer as Written
 from pypcd.decode import Method, Session, parse
@@ -105,8 +105,8 @@ class Asking:
     def answer(self) -> Answer:
         written = self._writing.answer
         messages = (*self._messages, {"role": "assistant", "content": written.text})
-        passages, note = sources_of(written.found, self._turns)
-        notes = "; ".join(filter(None, (self._note, note)))
+        passages = sources_of(written.found, self._turns)
+        notes = "; ".join(filter(None, (self._note, notes_of(self._turns), written.found.note)))
         return Answer(written.text, passages, notes, None, messages, written, self._read)
 
 

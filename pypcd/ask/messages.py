@@ -10,7 +10,7 @@ from pypcd.document import SPACE, Document
 from pypcd.find import Found
 from pypcd.prompt import Messages, Piece, Prompt
 
-__all__ = ["Message", "Source", "documents_in", "prompt_of", "sources_of"]
+__all__ = ["Message", "Source", "documents_in", "notes_of", "prompt_of", "sources_of"]
 
 # {"role": ..., "content": ...}; one of the user's may have "documents", a list of Document, which the model gets in front of the content
 Message = Mapping[str, Any]
@@ -81,9 +81,13 @@ def _texts(message: Message) -> list[str]:
     return [*found[:-1], *(text.rstrip() for text in found[-1:])]
 
 
-def sources_of(found: Found, messages: Sequence[Message]) -> tuple[tuple[Source, ...], str]:
-    """The passages with their places in the documents of a conversation; and the note that came with them, behind those on the last
-    message's documents, of which something may have been left out."""
+def notes_of(messages: Sequence[Message]) -> str:
+    """What is left out of the last message's documents."""
+    return "; ".join(f"{document.name}: {document.note}" for document in documents_in(messages[-1:]) if document.note)
+
+
+def sources_of(found: Found, messages: Sequence[Message]) -> tuple[Source, ...]:
+    """The passages with their places in the documents of a conversation."""
     places = [(document, *span) for document in documents_in(messages) for span in document.read]
     sources = []
     for passage in found.passages:
@@ -92,5 +96,4 @@ def sources_of(found: Found, messages: Sequence[Message]) -> tuple[tuple[Source,
         end = begin + len(document.text[begin:end].rstrip())
         place = document.place(begin, end)
         sources.append(Source(passage.text, document.name, place, begin, end, passage.score, passage.finder))
-    notes = [f"{document.name}: {document.note}" for document in documents_in(messages[-1:]) if document.note]
-    return tuple(sources), "; ".join(filter(None, [*notes, found.note]))
+    return tuple(sources)

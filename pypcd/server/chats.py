@@ -20,7 +20,7 @@ TEXTS = '{"name": "report.txt", "text": "…"}'
 BYTES = '{"filename": "report.pdf", "file_data": the file\'s bytes in base64, or a data URL with them}'
 
 # those read last at its end
-_kept: collections.OrderedDict[tuple[str, str, str, tuple[int, ...], str], Document] = collections.OrderedDict()
+_kept: collections.OrderedDict[tuple[str, str, str, tuple[int, ...], str, str], Document] = collections.OrderedDict()
 
 
 def talk_of(messages: Sequence[dict[str, Any]], documents: Any) -> list[dict[str, Any]]:
@@ -97,15 +97,14 @@ def _plain(given: Any) -> Document:
         raise InputError(
             f"pages is {json.dumps(pages)[:80]}; allowed: the offsets at which the text's pages begin, in order"
         )
-    return _read(
-        _text(given, "name") or "document", "text", given["text"], tuple(pages), str(given.get("unit") or "page")
-    )
+    unit, note = str(given.get("unit") or "page"), _text(given, "note")
+    return _read(_text(given, "name") or "document", "text", given["text"], tuple(pages), unit, note)
 
 
-def _read(name: str, kind: str, data: str, pages: tuple[int, ...] = (), unit: str = "page") -> Document:
-    key = name, kind, data, pages, unit
+def _read(name: str, kind: str, data: str, pages: tuple[int, ...] = (), unit: str = "page", note: str = "") -> Document:
+    key = name, kind, data, pages, unit, note
     if key not in _kept and kind == "text":
-        _kept[key] = Document.of(name, data, pages, unit)
+        _kept[key] = Document.of(name, data, pages, unit, note)
     elif key not in _kept:
         coded = data.partition(",")[2] if data.startswith("data:") else data
         try:  # with lines, as the command base64 writes it

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from llama_cpp.llama_chat_format import ChatFormatterResponse
 
 from pypcd import engine
-from pypcd.ask.messages import prompt_of, sources_of
+from pypcd.ask.messages import notes_of, prompt_of, sources_of
 from pypcd.ask.reading import chosen, read_of
 from pypcd.decode import Replay
 from pypcd.decode.method import Edited, fitted
@@ -107,10 +107,8 @@ class Model(Elsewhere):
             "tokens": [*past, *tokens],
             "n_past": len(past),
             "heads": [number for pair in pairs for number in pair],
+            **_UNTOLD,
             "names": self.names,
-            "passages": [],
-            "read": "",
-            "note": "",
         }
         reply = self.call("attention", asked)
         if "refusal" in reply:
@@ -131,7 +129,8 @@ def _chat(request: Mapping[str, Any], model: Model) -> dict[str, Any]:
         read = read_of(request["read"])
     if not is_text(talk):
         note = "the messages are not text alone" if wanted is not False or read else ""
-        return {"messages": _with_texts(messages, talk, model), "names": names, "note": note}
+        told = {"names": names, "passages_note": note, "documents_note": notes_of(talk)}
+        return {"messages": _with_texts(messages, talk, model), **told}
     model.messages, model.names, model.disk = messages, names, request["disk"]
     model.model_path, model.metadata = request["model"]["path"], request["model"]["metadata"]
     for message in talk:  # the others' are left as they are
@@ -146,15 +145,14 @@ def _chat(request: Mapping[str, Any], model: Model) -> dict[str, Any]:
     elif wanted is not False and talk[-1]["content"].strip():
         edited = Replay().repeated(model, prompt, chat=True, look=model.look)
     _, found, laid = fitted(model, prompt, edited, chat=True, n_ctx=n_ctx)
-    passages, note = sources_of(found, turns)
-    told = [dataclasses.asdict(passage) for passage in passages]
     return {
         "tokens": laid.tokens,
         **_beginning(laid.tokens[: max(laid.n_text - N_LEFT, 0)], request["disk"]),
         "names": names,
-        "passages": told,
-        "read": said,
-        "note": note,
+        "passages": [dataclasses.asdict(passage) for passage in sources_of(found, turns)],
+        "passages_note": found.note,
+        "documents_read": said,
+        "documents_note": notes_of(turns),
     }
 
 
@@ -206,6 +204,7 @@ def _beginning(tokens: Sequence[int], disk: Mapping[str, Any] | None) -> dict[st
 
 
 _NO_BEGINNING = {"n_kept": 0, "is_kept": True, "path": "", "n_on_disk": 0, "n_spared": 0}
+_UNTOLD = {"names": [], "passages": [], "passages_note": "", "documents_read": "", "documents_note": ""}
 
 
 def _keep(request: Mapping[str, Any], model: Model) -> dict[str, Any]:
@@ -217,7 +216,7 @@ def _keep(request: Mapping[str, Any], model: Model) -> dict[str, Any]:
 
 def _answer(request: Mapping[str, Any], model: Model) -> dict[str, Any] | None:
     if "messages" in request:
-        return {**_NO_BEGINNING, "names": [], "passages": [], "read": "", "note": "", **_chat(request, model)}
+        return {**_NO_BEGINNING, **_UNTOLD, **_chat(request, model)}
     if "setting" in request:
         return requested(**request)
     if "keep" in request:

@@ -18,6 +18,7 @@ from rich.cells import cell_len
 
 import pypcd
 from pypcd.ask import Source, documents_in, sources_of, stream
+from pypcd.ask.messages import notes_of
 from pypcd.cli import _figures, _terminal, main
 from pypcd.decode import Session
 from pypcd.document import Document
@@ -110,9 +111,9 @@ def test_a_paragraph_that_stands_twice_has_two_places(texts: list[list[str]]) ->
     messages += [{"role": "user", "content": "?", "documents": documents[1:]}]
     segments = [(document, segment) for document in documents for segment in document.segments]
     passages = tuple(Passage(i, segment.strip(), 1.0, "bm25") for i, (_, segment) in enumerate(segments))
-    sources, note = sources_of(Found(passages, "a note"), messages)
-    noted = f"{documents[-1].name}: a picture is not read; " if len(documents) > 1 else ""
-    assert note == f"{noted}a note" and len({(s.document, s.begin) for s in sources}) == len(segments)
+    sources = sources_of(Found(passages), messages)
+    assert notes_of(messages) == (f"{documents[-1].name}: a picture is not read" if len(documents) > 1 else "")
+    assert len({(s.document, s.begin) for s in sources}) == len(segments)
     for source, (document, segment) in zip(sources, segments):
         assert document.text[source.begin : source.end] == source.text == segment.strip()
         assert (source.document, source.place) == (document.name, document.place(source.begin, source.end))

@@ -275,6 +275,9 @@ def test_passages_that_were_read_again_open(chat: Chat, script: Script) -> None:
     reason = "the document has fewer tokens than the passages"
     chat.begin().say("x").end(timings=timings(passages=[], passages_note=reason))
     expect(chat.finished()).to_contain_text(reason)
+    chat.begin().say("x").end(timings=timings(passages=found, documents_note="a.pdf: pictures are left out"))
+    expect(chat.finished()).to_contain_text("a.pdf: pictures are left out.")
+    expect(chat.finished()).not_to_contain_text("No passage")
 
 
 # -- stop, edit, retry ------------------------------------------------------------------------------------------------

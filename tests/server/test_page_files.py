@@ -189,7 +189,7 @@ def test_a_document_is_read_by_the_server_and_sent_as_a_file(chat: Chat, served:
     sent, text = message["content"]
     assert sent["type"] == "file" and sent["file"]["filename"] == "report.pdf" and text["text"] == "Who signed it?"
     assert sent["file"]["text"] == read["text"] and sent["file"]["pages"] == read["pages"] and len(read["pages"]) == 3
-    assert sent["file"]["unit"] == read["unit"] == "page"
+    assert sent["file"]["unit"] == read["unit"] == "page" and sent["file"]["note"] == read["note"]
     assert asked[0]["temperature"] == 0 and asked[0]["max_tokens"] == 24 and "pcd" in asked[0]
     chat.go()  # what was read is kept
     chat.ask("And?")

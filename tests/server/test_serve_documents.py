@@ -370,6 +370,17 @@ def test_a_stream_says_the_same_and_each_of_several_answers(wide: Server, n: int
     assert status == 200 and last_timings(text)["passages"] == wanted != []
 
 
+def test_what_is_left_out_of_a_document_is_said_apart(wide: Server) -> None:
+    file = {"filename": "a.html", "file_data": coded(f"<html><img>{notes(1)}".encode())}
+    read = ask(wide, "/documents", file)[1]
+    assert read["note"] == "pictures are left out"
+    for given in (file, {"filename": "a.html", "text": read["text"], "note": read["note"]}):
+        parts = [{"type": "file", "file": given}, {"type": "text", "text": QUESTIONS[0]}]
+        timings = chat(wide, [{"role": "user", "content": parts}], max_tokens=1)["timings"]
+        assert timings["documents_note"] == "a.html: pictures are left out"
+        assert "left out" not in timings["passages_note"] and timings["documents_read"] == ""
+
+
 def test_why_nothing_is_repeated(wide: Server) -> None:
     def note(server: Server, messages: Any, **fields: Any) -> str:
         timings = chat(server, messages, **fields)["timings"]

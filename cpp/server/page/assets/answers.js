@@ -30,7 +30,7 @@ export const hasTexts = path => path.some(({files = []}) => files.some(isText));
 
 /** With texts as files: then the server can put passages of them before the question once more. */
 function withFiles({text, files = []}, sees) {
-  const parts = files.filter(isText).map(({name, text, pages, unit}) => ({type: "file", file: {filename: name, text, pages, unit}}));
+  const parts = files.filter(isText).map(({name, text, pages, unit, note}) => ({type: "file", file: {filename: name, text, pages, unit, note}}));
   const others = contentOf({text, files: files.filter(file => file.image)}, sees);
   return parts.length ? [...parts, ...images.partsOf(others).filter(part => part.text !== "")] : others;
 }
@@ -122,6 +122,7 @@ function take(message, part) {
       read: timings.prompt_n, cached: timings.cache_n, written: timings.predicted_n,
       perSecond: timings.predicted_per_second ?? 0,
       did: timings.pcd_answer, passages: timings.passages, note: timings.passages_note, documents: timings.documents_read,
+      leftOut: timings.documents_note,
     };
     // the first token may have had a twin before it was seen to be sure: only more than that is for an answer that is contrasted
     message.decided ||= timings.pcd_contrasted > 0 || timings.pcd_twins > 1;

@@ -2,7 +2,7 @@
 // beside the old one; nothing is lost. Knows nothing of the server or the screen.
 //
 // A message: {id, parent, role: "user" | "assistant", text, made} and
-//   of a user:       files: [{name, text, count, pages (where they begin), unit (what these are), image (a data URL, in place of a text)}]
+//   of a user:       files: [{name, text, count, pages (where they begin), unit (what these are), note (what is left out), image (a data URL, in place of a text)}]
 //   of an assistant: model, system, sampling (fields of the request), tokens (see tokens.js), setting (its name), pcd and replay (fields of
 //                    the request), decided, seed, stats, pair (the same of two answers that are compared), ended ("stop", "limit", "full",
 //                    "stopped", "lost"; undefined: it is being written)
@@ -147,13 +147,13 @@ const TOKEN = {
   options: [{id: "number", text: "string", "bytes?": ["number"], "model?": "number", "local?": "number", "pcd?": "number"}],
 };
 const STATS = {
-  read: "number", cached: "number", written: "number", perSecond: "number", "did?": "string", "note?": "string", "documents?": "string",
+  read: "number", cached: "number", written: "number", perSecond: "number", "did?": "string", "note?": "string", "documents?": "string", "leftOut?": "string",
   "passages?": [{text: "string", document: "string", place: "string", begin: "number", end: "number"}],
 };
 const MESSAGE = {
   id: "string", "parent?": "string", role: /^(user|assistant)$/, text: "string", made: "number",
   "files?": [{
-    name: "string", text: "string", "count?": "number", "pages?": ["number"], "unit?": "string",
+    name: "string", text: "string", "count?": "number", "pages?": ["number"], "unit?": "string", "note?": "string",
     "image?": /^data:image\/(png|jpeg);base64,[A-Za-z\d+/]+=*$/,
   }],
   "tokens?": [TOKEN], "model?": "string", "system?": "string", "setting?": "string", "pcd?": "object|boolean", "replay?": "boolean",

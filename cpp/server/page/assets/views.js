@@ -146,11 +146,12 @@ function told(message, writing, isCompared) {
   ].filter(Boolean).join(" · ");
 }
 
-/** What was read of the files, if not all; and passages of them that stood before the question once more, each with where it stands. */
+/** What was read of the files, if not all, and what was not; and passages of them that stood before the question once more, each with where it stands. */
 function passages(message, act) {
-  const {passages = [], note, documents} = message.stats ?? {};
-  const read = documents ? html`<p class="quiet">Read ${documents}.</p>` : nothing;
-  if (!passages.length) return note ? html`${read}<p class="quiet">No passage was read again: ${note}.</p>` : read;
+  const {passages = [], note, documents, leftOut} = message.stats ?? {};
+  const said = [documents && `Read ${documents}.`, leftOut && `${leftOut}.`, !passages.length && note && `No passage was read again: ${note}.`];
+  const read = said.filter(Boolean).map(text => html`<p class="quiet">${text}</p>`);
+  if (!passages.length) return read;
   return html`${read}<details class="passages quiet"><summary>${passages.length === 1 ? "1 passage was" : `${passages.length} passages were`} read again</summary>
     ${passages.map(passage => html`<figure title="Show it in the text" @click=${() => getSelection().isCollapsed && act.passage(message, passage)}>
       <figcaption><button>${passage.document}, ${passage.place}</button></figcaption>
