@@ -43,11 +43,13 @@ class Question:
     """
     Attributes:
         answer: what a right answer contains; empty: nothing is judged.
+        left_out: a sentence on the files of a folder that are not read.
     """
 
     text: str
     answer: str = ""
     documents: tuple[Document, ...] = ()
+    left_out: str = ""
 
     @property
     def prompt(self) -> AnyPrompt:
@@ -97,17 +99,19 @@ def _question(made: object, folder: pathlib.Path) -> Question:
         raise InputError(f"{other[0]} is no text")
     if ("question" in made) == ("prompt" in made) or ("file" in made and "document" in made):
         raise InputError('it needs one of "question" and "prompt", and at most one of "file" and "document"')
-    documents, _ = _loading.read([folder / given["file"]] if "file" in given else [])
+    documents, left_out = _loading.read([folder / given["file"]] if "file" in given else [])
     if "document" in given:
         documents = [Document.of("document", given["document"])]
     text = given.get("question", given.get("prompt", ""))
     if not text.strip():
         raise InputError("the question is empty")
-    return Question(text, given.get("answer", "").strip(), tuple(documents))
+    return Question(text, given.get("answer", "").strip(), tuple(documents), left_out)
 
 
 def run(args: argparse.Namespace) -> int:
     questions = read_questions(args.questions)
+    for left_out in dict.fromkeys(question.left_out for question in questions if question.left_out):
+        _terminal.note(left_out)
     methods = methods_of(args, DEFAULT_METHODS)
     llm = _loading.open_for(args, methods, [question.prompt for question in questions])
     chat = has_template(llm) and not args.no_chat

@@ -244,6 +244,33 @@ def test_a_folder_is_its_files_by_name(tmp_path: Path) -> None:
         read_files([root / "nowhere"])
 
 
+def test_folders_that_are_not_read_are_named_and_why_nothing_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir = os.scandir
+
+    def opened(path: Any) -> Any:
+        if Path(path).name == "shut":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", opened)  # for the superuser no folder is shut
+    for name in ("papers/shut", "papers/a", "other", "shut"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "papers" / "a" / "b.txt").write_text("Of b.")
+    (tmp_path / "papers" / "link").symlink_to(tmp_path / "other")
+    (document,), left_out = read_files([tmp_path / "papers"])
+    assert (document.name, left_out) == ("papers/a/b.txt", "not read: papers/link, papers/shut")
+    with pytest.raises(PermissionError):
+        read_files([tmp_path / "shut"])
+    (tmp_path / "other" / "c").write_bytes(b"")
+    with pytest.raises(ValueError, match="^c has no text"):
+        read_files([tmp_path / "other"])
+    monkeypatch.setenv("PYPCD_DOCUMENT_MIB", "abc")
+    with pytest.raises(ValueError, match="^PYPCD_DOCUMENT_MIB is 'abc'; allowed: a whole number of MiB"):
+        read_files([tmp_path / "papers"])
+
+
 def test_commands_say_what_was_read(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny(seed=3, n_layer=2, n_ctx_train=4096, chat_template=TEMPLATE)
     for i in range(3):

@@ -110,6 +110,15 @@ def test_answers_side_by_side(asked: Path, capsys: pytest.CaptureFixture[str]) -
     assert len(records) == 6 and [record["question"] for record in records] == [1, 1, 2, 2, 3, 3]
 
 
+def test_what_is_not_read_of_a_folder_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "a.txt").write_text("The toll is 17 crowns.")
+    (tmp_path / "papers" / "b.txt").write_text("")
+    path = write(tmp_path / "q.jsonl", *({"file": "papers", "question": f"Toll {n}?"} for n in range(2)))
+    assert main(command(path, 1, "greedy")) == 0
+    assert capsys.readouterr().err.count("not read: papers/b.txt") == 1
+
+
 def test_what_is_done_is_shown_if_it_is_stopped(
     asked: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
