@@ -157,6 +157,7 @@ def ask(llm: Llama, documents: Documents = (), question: str = "", **how: Unpack
         for _ in asking:
             pass
         answers.append(asking.answer)
+        documents, given["text"] = documents_in(answers[0].messages[-2:]), None  # which were read
     return dataclasses.replace(answers[0], plain=answers[1].text) if is_compared else answers[0]
 
 

@@ -21,6 +21,7 @@ from pypcd import Llama, ask
 from pypcd.ask import Answer, Source
 from pypcd.cli import _figures, _options
 from pypcd.cli._text import sentence
+from pypcd.document.folder import read_files
 from pypcd.errors import MENDABLE, InputError, require
 from pypcd.gguf import resolve_model
 
@@ -107,10 +108,12 @@ def _server(opened: Callable[[], Llama], folders: Sequence[pathlib.Path]) -> Any
         llm = opened()
         llm.progress = progress
         paths = [path for name in documents for path in _paths(name, folders)]
-        asking = ask.stream(llm, paths, question, read=read)
+        found, left_out = read_files(paths, cancelled)
+        asking = ask.stream(llm, found, question, read=read)
         for _ in ask.stoppable(llm, asking, cancelled):
             pass
-        return asking.answer
+        answer = asking.answer
+        return dataclasses.replace(answer, note="; ".join(filter(None, (left_out, answer.note))))
 
     return server
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import bisect
 import codecs
+import collections
 import dataclasses
 import functools
 import itertools
 import os
 import pathlib
+import stat
+import threading
 from collections.abc import Sequence
 
 from pypcd.document.apart import converted_apart
@@ -20,7 +23,12 @@ from pypcd.errors import InputError
 __all__ = ["SPACE", "Document", "document_of", "read_document"]
 
 SPACE = "\n\n"  # between documents, passages and the question
+KEPT = 64 << 20  # characters of documents that are kept: lists of questions name the same files again
 UNITS = ("page", "slide", "sheet", "chapter")
+
+# by path, inode, time, size and limit; those read last at its end
+_kept: collections.OrderedDict[tuple[str, int, int, int, int], Document] = collections.OrderedDict()
+_lock = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +121,7 @@ class Document:
 
 
 def read_document(path: str | os.PathLike[str]) -> Document:
-    """A document from a file: PDF, DOCX, PPTX, XLSX, XLS, ODS, EPUB, HTML, or any other text, such as Markdown, in UTF-8 or in UTF-16
+    """A document from a file, or as it was read last if the file is as it was: PDF, DOCX, PPTX, XLSX, XLS, ODS, EPUB, HTML, or any other text, such as Markdown, in UTF-8 or in UTF-16
     with a byte order mark. What is no plain text is read in a process of its own.
 
     Raises:
@@ -123,10 +131,22 @@ def read_document(path: str | os.PathLike[str]) -> Document:
     if not str(path):
         raise InputError("the name of the document's file is empty")
     with open(os.path.expanduser(path), "rb") as file:  # pathlib fails on `~name` if there is no such user
+        about = os.fstat(file.fileno())
+        key = os.path.abspath(file.name), about.st_ino, about.st_mtime_ns, about.st_size, most()
+        with _lock:
+            if key in _kept:
+                _kept.move_to_end(key)
+                return _kept[key]
         data = file.read(most() + 1)
     if len(data) > most():
         raise InputError(f"{path} has more than {most()} bytes; PYPCD_DOCUMENT_MIB={most() >> 19} allows twice as many")
-    return document_of(pathlib.Path(path).name, data, str(path))
+    document = document_of(pathlib.Path(path).name, data, str(path))
+    if stat.S_ISREG(about.st_mode):  # what a pipe gives is gone
+        with _lock:
+            _kept[key] = document
+            while sum(len(document.text) for document in _kept.values()) > KEPT:
+                _kept.popitem(last=False)
+    return document
 
 
 def document_of(name: str, data: bytes, path: str) -> Document:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from pypcd.document import Document, read_document
 from pypcd.document.apart import seconds
@@ -18,11 +18,17 @@ __all__ = ["read_files"]
 NAMED = 3  # of the files that are left out
 
 
-def read_files(given: Iterable[str | os.PathLike[str] | Document]) -> tuple[list[Document], str]:
+def read_files(
+    given: Iterable[str | os.PathLike[str] | Document], stopped: Callable[[], bool] = lambda: False
+) -> tuple[list[Document], str]:
     """Documents of files, and of all files below folders but hidden ones; and a sentence on what in folders is not read, since it
     cannot be, or a link leads to it from elsewhere. Their names begin with the folder's.
 
+    Args:
+        stopped: whether it is to end, which is asked before each file of a folder.
+
     Raises:
+        PCDError: it was.
         OSError, ValueError, PCDError: as read_document(), for a file that is named itself, or the last one of a folder without documents.
         ValueError: there is no file in a folder.
     """
@@ -38,6 +44,8 @@ def read_files(given: Iterable[str | os.PathLike[str] | Document]) -> tuple[list
             n, root = len(documents), pathlib.Path(folder).resolve()
             last: Exception | None = None
             for path in _below(root):
+                if stopped():
+                    raise PCDError(f"{one} was not read to its end, since that was stopped")
                 name = str(path.relative_to(root.parent))
                 try:
                     if path.is_dir() and not path.is_symlink():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,6 +173,12 @@ def test_the_plain_answer_beside_it_and_pieces(llm: pypcd.Llama) -> None:
     assert (asking.answer.passages, asking.answer.note, asking.answer.plain) == ((), "", None)
     alone = llm.ask(question=COXSWAIN, **how)
     assert alone.text == both.text and alone.plain is None and len(both.passages) == 1
+    read, write = os.pipe()  # from which a text can be read once
+    os.write(write, HARBOUR.encode())
+    os.close(write)
+    piped = llm.ask(f"/dev/fd/{read}", COXSWAIN, plain=True, max_tokens=12)
+    assert (piped.text, piped.plain) == (both.text, both.plain)
+    os.close(read)
     stopped = stream(llm, (), COXSWAIN, **how)
     first = next(iter(stopped))
     stopped.close()

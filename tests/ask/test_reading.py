@@ -244,6 +244,15 @@ def test_a_folder_is_its_files_by_name(tmp_path: Path) -> None:
         read_files([root / "nowhere"])
 
 
+def test_a_folder_is_read_until_it_is_stopped(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).write_text(name)
+    asked = iter([False, False, True])
+    with pytest.raises(pypcd.PCDError, match="was not read to its end"):
+        read_files([tmp_path], lambda: next(asked))
+    assert next(asked, None) is None
+
+
 def test_folders_that_are_not_read_are_named_and_why_nothing_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

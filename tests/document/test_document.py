@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import textwrap
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from documents import Placed, made_of, pdf
 
-from pypcd import errors
+from pypcd import document, errors
 from pypcd.document import Document, read_document
 from pypcd.document.formats import converted, format_of
 
@@ -220,6 +221,31 @@ def test_a_damaged_file_is_an_error_of_its_own_kind_whatever_its_reader_stumbles
                 outcomes.add((kind, False))
     both = {(kind, whole) for kind in wholes for whole in (True, False)}
     assert outcomes == both, "some of each are damaged, and some are read all the same"
+
+
+def test_a_file_that_is_as_it_was_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.pdf"
+    path.write_bytes(pdf("One."))
+    assert read_document(path).text == "One."
+    with monkeypatch.context() as without:
+        without.setattr(document, "document_of", None)
+        assert read_document(path).text == read_document(str(path)).text == "One."
+    path.write_bytes(pdf("Two."))
+    os.utime(path, (1, 1))
+    assert read_document(path).text == "Two."
+    monkeypatch.setattr(document, "KEPT", 9)
+    for name in "bcd":
+        (tmp_path / name).write_text(name * 4)
+        read_document(tmp_path / name)
+    assert [kept.text for kept in document._kept.values()] == ["cccc", "dddd"]
+    (tmp_path / "e").write_text("e" * 10)
+    assert read_document(tmp_path / "e").text == "e" * 10 and not document._kept, "one that is too long is not kept"
+    for text in (b"one", b"two"):
+        read, write = os.pipe()
+        os.write(write, text)
+        os.close(write)
+        assert read_document(f"/dev/fd/{read}").text == text.decode()
+        os.close(read)
 
 
 def test_a_document_of_a_text() -> None:
