@@ -32,8 +32,6 @@ def read_files(
         OSError, ValueError, PCDError: as read_document(), for a file that is named itself, or the last one of a folder without documents.
         ValueError: there is no file in a folder.
     """
-    most()  # raise errors that are no file's
-    seconds()
     documents, left_out = list[Document](), list[str]()
     for one in given:
         if isinstance(one, Document):
@@ -41,6 +39,8 @@ def read_files(
         elif not os.path.isdir(folder := os.path.expanduser(one)):
             documents.append(read_document(one))
         else:
+            most()  # raise errors that are no file's
+            seconds()
             n, root = len(documents), pathlib.Path(folder).resolve()
             last: Exception | None = None
             for path in _below(root):
