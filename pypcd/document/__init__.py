@@ -121,8 +121,8 @@ class Document:
 
 
 def read_document(path: str | os.PathLike[str]) -> Document:
-    """A document from a file, or as it was read last if the file is as it was: PDF, DOCX, PPTX, XLSX, XLS, ODS, EPUB, HTML, or any other text, such as Markdown, in UTF-8 or in UTF-16
-    with a byte order mark. What is no plain text is read in a process of its own.
+    """A document from a file: PDF, DOCX, PPTX, XLSX, XLS, ODS, EPUB, HTML, or any other text, such as Markdown, in UTF-8 or in UTF-16
+    with a byte order mark. What is no plain text is read in a process of its own. A file that is as it was is not read again.
 
     Raises:
         OSError: it cannot be read.
