@@ -270,7 +270,7 @@ def cache_id(llm: Llama | str) -> str:
         return llm
     text = [engine.cache_settings(llm.context_params, llm.metadata, engine.slides(llm), llm.n_ctx())]
     if llm.lora_path:
-        text.append(f"lora={llm.lora_scale} {llm._lora_id}")
+        text.append(f"lora={llm.lora_scale} {llm.lora_id}")
     if llm.kv_overrides:
         text.append(f"kv_overrides={sorted(llm.kv_overrides.items())}")
     return id_of(llm.weights_id, " ".join(text))

@@ -83,7 +83,7 @@ def test_it_passes_where_rounding_grows_through_many_layers(arch: str, n_layer: 
 @pytest.mark.parametrize("path", ARCH_MODELS, ids=lambda path: path.stem)
 def test_it_passes_on_llama_cpps_architectures(path: Path) -> None:
     try:
-        llm = pypcd.Llama(path, n_ctx=512, n_threads=1, n_threads_batch=1)
+        llm = pypcd.Llama(path, n_ctx=256, n_threads=1, n_threads_batch=1)
     except pypcd.PCDError as error:
         pytest.skip(f"not a model that decodes text: {error}")
     result = self_test(llm)

@@ -139,7 +139,7 @@ def test_only_what_is_equal_is_read_back(model: str, tiny: Tiny, prompts: Prompt
         answer_of(server)
     with ready(model) as server:
         assert answer_of(server, TEXT.replace("k0", "k7"))[1] < MIN_TOKENS, "another document"
-        (longer, cached, _) = answer_of(server, TEXT + "\n" + notes(2, 30))
+        (longer, cached, _) = answer_of(server, TEXT + "\n" + notes(2, 30), read="all")
         assert longer and cached >= MIN_TOKENS, "one that goes on"
     for options in (["--cache-type-k", "f16"], ["--rope-freq-scale", "0.5"], ["--override-kv", "x.y=int:1"]):
         with ready(model, options=[*SMALL, *options]) as server:
@@ -205,7 +205,7 @@ def test_a_damaged_file_is_removed_and_the_prompt_is_read_again(
     with ready(model, log=lines.append) as server:
         assert answer_of(server) == first
     (written,) = prompts.entries()
-    assert written.path == entry.path and abs(written.n_bytes - entry.n_bytes) < 9, (
+    assert written.path == entry.path and abs(written.n_bytes - entry.n_bytes) < 16, (
         "it was written again, with another speed"
     )
     assert any(f"{entry.path} is removed, and the prompt is read again" in line for line in lines)
