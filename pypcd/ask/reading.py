@@ -62,8 +62,8 @@ def is_whole(llm: Any, messages: Sequence[Message], read: Read, n_ctx: int) -> b
         n = sum(len(document.text.encode("utf-8", "replace")) for document in documents) // WIDEST
         if n > n_ctx:
             raise InputError(
-                f'read is "all", but the documents have more than {n} tokens, and the context {n_ctx}; allowed: None, which '
-                "reads parts, or a number of tokens"
+                f'read is "all", but the documents have more than {n} tokens, and the context {n_ctx}; leave it out, and parts are '
+                "read, or name a number of tokens"
             )
         return True
     left = n_ctx - _spared(n_ctx) - sum(_count(llm, message["content"]) for message in messages)
