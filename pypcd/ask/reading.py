@@ -128,15 +128,17 @@ def _for(
     places = [(i, j) for i, document in enumerate(known) for j in range(len(document.segments))]
     scores = ranked(tuple(segment for document in known for segment in document.segments), question, earlier)
     best = [places[at] for at in np.argsort(-scores, kind="stable") if scores[at] > 0]
-    new, left, room = list[Part](), most, room - sum(done.values())
+    new, left, free = list[Part](), most, room - sum(done.values())
     for i, j in dict.fromkeys([*best, *(part for part in places if part[0] >= n_asked)]):
         is_new = (i, j) not in done
         n = _count(llm, known[i].segments[j]) if is_new else done[i, j]
-        if (n > left and left < most) or (is_new and n > room):
+        if n > room:
+            continue  # it is larger than the context
+        if (n > left and left < most) or (is_new and n > free):
             break
         left -= n
         if is_new:
-            done[i, j], room = n, room - n
+            done[i, j], free = n, free - n
             new.append((i, j))
     return new
 

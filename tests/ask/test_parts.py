@@ -109,6 +109,12 @@ def test_a_later_question_finds_room_for_its_parts_and_a_new_document_is_begun(n
     assert said.endswith("of 2003 parts, of 2 of 2 documents")
 
 
+def test_a_part_that_is_larger_than_the_context_is_passed_over() -> None:
+    document = Document.of("house", "\n\n".join(["drum " + "zz " * 288 + ".", "The drum is new.", "No bell rings."]))
+    turns, said = chosen(Words(), asked([document], "Which drum?"), None, 256)
+    assert read(turns) == [["The drum is new.", "No bell rings."]] and said == "2 of 3 parts"
+
+
 def test_what_was_read_takes_no_room_anew() -> None:
     big, middle, small = "copper" + " zz" * 288, "yy " * 19 + "yy.", "drum bell gate."
     document = Document.of("house", "\n\n".join([big, middle, small, "xx " * 400]))
