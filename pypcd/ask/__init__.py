@@ -212,7 +212,9 @@ def stream(
     before = [{"role": "system", "content": system}] if system else []
     messages = [*before, *(after.messages if after else ()), {"role": "user", "content": question, "documents": own}]
     turns, said = chosen(llm, messages, read_of(read), llm.n_ctx())
-    names = [document.name for document in documents_in(turns)]
+    names = list(
+        dict.fromkeys(document.name for document in documents_in(turns))
+    )  # whose parts may stand in several turns
     session = Session(llm, cache=PromptCache() if cache else None, names=names)
     prompt = prompt_of(turns)
     chat = has_template(llm) if chat is None else chat

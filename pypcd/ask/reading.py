@@ -7,7 +7,6 @@ conversation that is sent anew reads the same.
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import weakref
 from collections.abc import Iterable, Sequence
@@ -148,17 +147,12 @@ def _said(documents: Sequence[Document], parts: Iterable[Part]) -> str:
     units = {document.unit for document in documents}
     if all(document.pages for document in documents) and len(units) == 1:
         unit, n = f"{units.pop()}s", sum(len(document.pages) for document in documents)
-        read = {(i, page) for i, j in parts for page in _pages(documents[i], j)}
+        spans = ((i, documents[i].page_numbers(*documents[i].spans[j])) for i, j in parts)
+        read = {(i, page) for i, (first, last) in spans for page in range(first, last + 1)}
     else:
         unit, n, read = "parts", sum(len(document.segments) for document in documents), parts
     of = f", of {len({i for i, _ in parts})} of {len(documents)} documents" if len(documents) > 1 else ""
     return f"{len(read)} of {n} {unit}{of}"
-
-
-def _pages(document: Document, segment: int) -> range:
-    begin, end = document.spans[segment]
-    last = begin + max(len(document.text[begin:end].rstrip()), 1) - 1
-    return range(bisect.bisect_right(document.pages, begin), bisect.bisect_right(document.pages, last) + 1)
 
 
 def _fits(llm: Any, documents: Sequence[Document], most: int) -> bool:

@@ -208,7 +208,7 @@ class Conversation:
         method = self.sampling.method(
             self.llm, self.sampling.draw_seed() if seed is None else seed, self.replay if is_asked else None
         )
-        self.session.names = [document.name for document in documents_in(turns)]
+        self.session.names = list(dict.fromkeys(document.name for document in documents_in(turns)))
         how: dict[str, Any] = {"max_tokens": self.sampling.max_tokens, "chat": self.chat}
         writing = method.stream(self.session, ask.prompt_of(turns), **how)
         return ask.Asking(self._with_system(messages), (turns, read), writing)

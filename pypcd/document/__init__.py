@@ -112,12 +112,19 @@ class Document:
             raise InputError(
                 f"{begin} to {end} is no part of a text of {len(self.text)} characters; allowed: 0 <= begin < end"
             )
-        last = begin + max(len(self.text[begin:end].rstrip()), 1) - 1
         if self.pages:
-            what, numbers = self.unit, [bisect.bisect_right(self.pages, at) for at in (begin, last)]
+            what, (first, last) = self.unit, self.page_numbers(begin, end)
         else:
-            what, numbers = "line", [self.text.count("\n", 0, at) + self.first_line for at in (begin, last)]
-        return f"{what} {numbers[0]}" if numbers[0] == numbers[1] else f"{what}s {numbers[0]}-{numbers[1]}"
+            ends = begin, self._last(begin, end)
+            what, (first, last) = "line", (self.text.count("\n", 0, at) + self.first_line for at in ends)
+        return f"{what} {first}" if first == last else f"{what}s {first}-{last}"
+
+    def page_numbers(self, begin: int, end: int) -> tuple[int, int]:
+        """The first and the last of its pages that a part of the text is on, from 1. White space at the part's end does not count."""
+        return bisect.bisect_right(self.pages, begin), bisect.bisect_right(self.pages, self._last(begin, end))
+
+    def _last(self, begin: int, end: int) -> int:
+        return begin + max(len(self.text[begin:end].rstrip()), 1) - 1
 
 
 def read_document(path: str | os.PathLike[str]) -> Document:
