@@ -30,20 +30,29 @@ from pypcd.document import Document
 from pypcd.evaluation import stats
 from pypcd.prompt import has_template
 from research.command import command
-from research.golds import Asked, Span, hotpot, paragraphs, records, xquad
+from research.golds import Asked, Span, counts, hotpot, paragraphs, records, subjects, unanswered, xquad
 
 Row = dict[str, Any]
+OF_THE_WHOLE = {"counts": counts, "subjects": subjects}  # all of a text is needed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     _options.add_model(parser)
     add("--finder", default="bm25,attention,both", help="the first is what the others are held against")
-    add("--questions", default="xquad", help="xquad, reworded, kv, a file xquad.LANGUAGE.json, or one of HotpotQA's")
+    add(
+        "--questions",
+        default="xquad",
+        help="xquad, reworded, kv, counts, subjects, a file xquad.LANGUAGE.json, or one of HotpotQA's",
+    )
     add("--half", choices=("first", "second"), default="first")
     add("--n", type=_options.at_least(1), default=200, help="questions")
     add("--paragraphs", type=_options.at_least(2), help="of a text (55 of XQuAD, HotpotQA's own)")
-    add("--foreign", action="store_true", help="ask each text of XQuAD the questions of the other half")
+    add(
+        "--foreign",
+        action="store_true",
+        help="ask each text of XQuAD the questions of the other half; right is to say that it is not there",
+    )
     add("--answers", action="store_true", help="answer too; first plainly")
     add("--read", default="all", help="how much of a text is read, such as all,4000")
     add(
@@ -64,14 +73,12 @@ def run(args: argparse.Namespace) -> int:
         texts = xquad(args.half, args.n, args.paragraphs or 55, args.questions == "reworded", file, filler)
     elif args.questions == "kv":
         texts = records(args.half, args.n)
+    elif args.questions in OF_THE_WHOLE:
+        texts = OF_THE_WHOLE[args.questions](args.half, args.n, args.paragraphs or 55)
     else:
         texts = hotpot(args.questions, args.half, args.n, args.paragraphs or 0)
     if args.foreign:
-        others = xquad("first" if args.half == "second" else "second", args.n, args.paragraphs or 55)
-        texts = (
-            (text, [one._replace(paragraphs=[], needed=[]) for one in asked])
-            for (text, _), (_, asked) in zip(texts, others)
-        )
+        texts = unanswered(args.half, args.n, args.paragraphs or 55, args.answers)
     llm = _loading.open_model(args.model, n_ctx=args.n_ctx, **_options.machine_options(args))
     session, look = Session(llm), answered if args.answers else found
     finders = [*["plain"] * args.answers, *_options.names(args.finder)]
@@ -110,7 +117,7 @@ def answered(session: Session, finder: str, text: str, asked: Asked) -> Row:
     how: Any = {"method": method, "read": read_of(read or "all"), "max_tokens": 96, "cache": False}
     answer = session.llm.ask(_document(text), asked.question, **how)
     seconds, spans = time.perf_counter() - begin, [(one.begin, one.end) for one in answer.passages]
-    right = f" {_bare(asked.answer)} " in f" {_bare(answer.text)} "
+    right = statistics.fmean(f" {_bare(one)} " in f" {_bare(answer.text)} " for one in asked.answer.splitlines())
     score = max((one.score for one in answer.passages), default=0.0)
     size = {
         "passages": len(spans),

@@ -7,20 +7,23 @@ import itertools
 import json
 import pathlib
 import random
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pypcd.evaluation.tasks import public
 from pypcd.evaluation.tasks.public import KEYS, PUBLIC
 
-__all__ = ["Asked", "Span", "Text", "hotpot", "paragraphs", "records", "xquad"]
+__all__ = ["Asked", "Span", "Text", "counts", "hotpot", "paragraphs", "records", "subjects", "unanswered", "xquad"]
 
 Span = tuple[int, int]  # characters of a text: the first, and the one past the last
+NO_ANSWER = "not in the text"
 HALVES = json.loads((PUBLIC / "halves.json").read_text(encoding="utf-8"))
 
 
 class Asked(NamedTuple):
-    """A question about a text, the paragraphs that answer it, and what must be read of them."""
+    """A question about a text, the paragraphs that answer it, and what must be read of them. An answer of several lines names several
+    things, which count alike."""
 
     id: str
     question: str
@@ -100,6 +103,45 @@ def records(half: str, n: int) -> Iterator[Text]:
         text, places = _joined([f'"{key}": "{value}"' for key, value in pairs], ",\n")
         asked = list(zip(pairs, places))[len(pairs) // KEYS // 2 :: len(pairs) // KEYS]
         yield text, [Asked(key, f'What is the value of "{key}"?', value, [s], [s]) for (key, value), s in asked]
+
+
+def subjects(half: str, n: int, n_paragraphs: int) -> Iterator[Text]:
+    """What n texts of a half of XQuAD are about: the titles of the articles that their paragraphs are from."""
+    question = "Which subjects is this text about? Name each of them."
+    for i, own in enumerate(_mixed(half, n_paragraphs)[:n]):
+        titles = "\n".join(sorted({title for title, _ in own}))
+        yield _joined([text for _, text in own])[0], [Asked(f"subjects {i}", question, titles, [], [])]
+
+
+def counts(half: str, n: int, n_paragraphs: int) -> Iterator[Text]:
+    """In how many paragraphs of such texts a name stands: n names, each in two to six."""
+    texts = [[text for _, text in own] for own in _mixed(half, n_paragraphs)]
+    for i, own in enumerate(texts):
+        names = sorted({name for text in own for name in re.findall(r"(?<=[a-z] )[A-Z][a-z]{4,}", text)})
+        numbers = {name: sum(name in text for text in own) for name in names}
+        question = "How many paragraphs of this text have the word {}? Answer with a number."
+        random.Random("counts").shuffle(names)
+        by_number = ([name for name in names if numbers[name] == number] for number in range(2, 7))
+        turns = (name for turn in itertools.zip_longest(*by_number) for name in turn if name)  # each number as often
+        drawn = list(itertools.islice(turns, len(range(i, n, len(texts)))))
+        yield _joined(own)[0], [Asked(name, question.format(name), str(numbers[name]), [], []) for name in drawn]
+
+
+def _mixed(half: str, n_paragraphs: int) -> list[list[tuple[str, str]]]:
+    """All paragraphs of a half of XQuAD, each with its article's title, so many a text."""
+    file = json.loads(bz2.decompress((PUBLIC / "xquad.en.json.bz2").read_bytes()))["data"]
+    articles = [article for article in file if article["title"] in HALVES["xquad"][half]]
+    every = [(article["title"].replace("_", " "), p["context"]) for article in articles for p in article["paragraphs"]]
+    random.Random("finding").shuffle(every)
+    return [every[at : at + n_paragraphs] for at in range(0, len(every) - n_paragraphs + 1, n_paragraphs)]
+
+
+def unanswered(half: str, n: int, n_paragraphs: int, told: bool) -> Iterator[Text]:
+    """Texts of a half with questions of the other one, which they do not answer; the question may say what to answer then."""
+    rest = f" If the text does not say it, answer with: {NO_ANSWER}" if told else ""
+    others = xquad("first" if half == "second" else "second", n, n_paragraphs)
+    for (text, _), (_, asked) in zip(xquad(half, n, n_paragraphs), others):
+        yield text, [Asked(one.id, one.question + rest, NO_ANSWER, [], []) for one in asked]
 
 
 def _joined(parts: Sequence[str], joiner: str = "\n\n") -> tuple[str, list[Span]]:

@@ -86,6 +86,19 @@ def test_two_paragraphs_are_needed_and_stand_anywhere(tmp_path: Path) -> None:
     assert len({text for text, _ in texts}) > 1
 
 
+def test_counts_and_subjects_are_of_the_whole_text() -> None:
+    file = json.loads(bz2.decompress((PUBLIC / "xquad.en.json.bz2").read_bytes()))["data"]
+    of = {p["context"]: article["title"].replace("_", " ") for article in file for p in article["paragraphs"]}
+    asked = [(text.split("\n\n"), one) for text, some in golds.counts("first", 20, 55) for one in some]
+    for parts, one in asked:
+        assert one.id in one.question and one.answer == str(len([part for part in parts if one.id in part]))
+    assert Counter(one.answer for _, one in asked).keys() == set("23456") and len(asked) == 20
+    texts = list(golds.subjects("second", 3, 20))
+    for text, (one,) in texts:
+        assert one.answer.splitlines() == sorted({of[part] for part in text.split("\n\n")})
+    assert len({text for text, _ in texts}) == 3
+
+
 @pytest.mark.parametrize(
     ("passages", "paragraph", "answer"),
     [
