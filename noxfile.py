@@ -79,7 +79,7 @@ def consumers(environment: str, first: tuple[int, int], packages: dict[str, tupl
             session.skip(f"it needs Python {first[0]}.{first[1]}")
         asked = set(session.posargs)
         names = [name for name in packages if not asked or asked & {environment, name}]
-        tools = ("pytest>=8", "hypothesis", "gguf>=0.10", "ruff==0.17.6")  # that the tests themselves need
+        tools = ("pytest>=9", "hypothesis", "gguf>=0.10", "ruff==0.17.6")  # that the tests themselves need
         install(session, *tools, *(requirement for name in packages for requirement in packages[name]))
         more = [test for name in names for test in MORE_TESTS.get(name, [])]
         session.run("pytest", "tests/consumers", *more, env={"PYPCD_CONSUMERS": ",".join(names)})
@@ -111,7 +111,7 @@ def stock(session: nox.Session, version: str) -> None:
     out = session.create_tmp()
     session.run_install("pip", "wheel", "--no-deps", "--wheel-dir", out, ".", "-C", "wheel.cmake=false")
     (wheel,) = Path(out).glob("llama_pcd-*.whl")
-    session.install(str(llama), str(wheel), "pytest>=8", "hypothesis", "gguf>=0.10", "pyyaml")
+    session.install(str(llama), str(wheel), "pytest>=9", "hypothesis", "gguf>=0.10", "pyyaml")
     session.install("--force-reinstall", "--no-deps", str(wheel))  # of the same version, it would be left alone
     session.run("pypcd", "info", "demo", env={"PYPCD_ENGINE": ""})
     tests = session.posargs or ["tests/engine/test_stock.py", "tests/llama", "tests/integrations/test_texts.py"]
