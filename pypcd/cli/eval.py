@@ -16,6 +16,7 @@ from pypcd.evaluation import (
     GROUPS,
     Directory,
     Plan,
+    advice,
     evaluate,
     markdown,
     rows,
@@ -36,7 +37,8 @@ EVERYDAY_LENGTHS = (SHORT, 1024)
 DEMO_METHODS = (BASELINE, "pcd", "pcd:window", "pcd:unsure", "control")
 
 QUICK_METHODS = (BASELINE, "replay", "pcd:unsure", "pcd:window:relative_top=0.1")
-QUICK_LENGTHS = (800,)
+QUICK_TASKS = ("xquad", "kv-records")
+QUICK_LENGTHS = (2000,)
 QUICK_N = 24
 
 
@@ -46,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser._actions[0].help = argparse.SUPPRESS  # -h: help is to fit a screen, and whoever reads it has found it
     _options.add_model(parser)
     add = parser.add_argument
-    add("--task", metavar="NAME,...", help="default: kv; for demo kv-short")
+    add("--task", metavar="NAME,...", help=f"default: kv; --quick: {','.join(QUICK_TASKS)}; demo: kv-short")
     add("--method", metavar="NAME,...", help="besides greedy (default: pcd, two variants, control)")
     for name in ("--type-k", "--type-v"):
         add(name, metavar="TYPE,...", help=argparse.SUPPRESS)  # the description has them
@@ -100,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
             more = "" if args.n else f"{_of_each(names, DEFAULT_N)} questions, "
             text += (
                 f"\n\nquick: {n} questions a cell{together}, of which at least {min_n_to_detect()} must differ to show anything; "
-                f"without --quick {more}more lengths and methods are asked.\n"
+                f"without --quick {more}more lengths and methods are asked.\n\n{advice(plan, outcome.records)}\n"
             )
         _terminal.write(_table.aligned(text, _table.columns()))
     _terminal.say(f"answers and tables are in {out.path}")
@@ -136,7 +138,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         tasks=tasks,
         methods=_with_types(args, _options.names(args.method) or methods),
         lengths=_options.lengths(args.length) if args.length else lengths,
-        n=args.n or _of_each(tasks, QUICK_N if args.quick else demo.N if is_demo else DEFAULT_N),
+        n=args.n or _usual_n(tasks, is_demo, args.quick),
         seed=args.seed,
         chat=args.chat,
         max_tokens=args.max_tokens,
@@ -155,7 +157,14 @@ def _with_types(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple[str
 
 
 def _tasks(args: argparse.Namespace) -> tuple[str, ...]:
-    return _options.names(args.task) or (_options.default_task(args.model),)
+    default = _options.default_task(args.model)
+    return _options.names(args.task) or (QUICK_TASKS if args.quick and args.model != "demo" else (default,))
+
+
+def _usual_n(tasks: tuple[str, ...], is_demo: bool, quick: bool) -> int:
+    if quick:
+        return QUICK_N // len(tasks) if tasks == QUICK_TASKS else _of_each(tasks, QUICK_N)
+    return _of_each(tasks, demo.N if is_demo else DEFAULT_N)
 
 
 def _of_each(tasks: Sequence[str], n: int) -> int:

@@ -29,7 +29,7 @@ from pypcd.evaluation.tune import (
 )
 from pypcd.settings.config import Profile
 
-DEFAULT_TASKS = "kv,niah-multikey-2,vt"
+DEFAULT_TASKS = "xquad,kv-records"
 DEFAULT_LENGTHS, DEFAULT_N = "1k,4k", 100
 QUICK_LENGTHS, QUICK_N, QUICK_EVERYDAY = "1k", 12, 4
 DEMO_LENGTHS = "500,1500"  # its context ends at 2048

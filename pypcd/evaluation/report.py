@@ -11,10 +11,11 @@ from pypcd.evaluation.plan import BASELINE, Key, Plan
 from pypcd.evaluation.stats import Paired, interval, paired
 from pypcd.evaluation.tasks import GROUPS
 
-__all__ = ["Row", "by_depth", "effective_lengths", "markdown", "rows"]
+__all__ = ["Row", "advice", "by_depth", "effective_lengths", "markdown", "rows"]
 
 N_BANDS = 5  # of depth
 EFFECTIVE = 0.85  # of the score at the shortest length
+LITTLE_TO_GAIN = 90.0  # percent that greedy has right
 
 _LEGEND = """\
 {n} questions a cell{half}, seed {seed}, {asked}. Scores in %. The difference to greedy is in points, on the same questions,
@@ -64,6 +65,32 @@ def rows(plan: Plan, records: Mapping[Key, Mapping[str, Any]]) -> list[Row]:
 
 def _groups(plan: Plan) -> dict[str, tuple[str, ...]]:
     return {name: parts for name, parts in GROUPS.items() if set(parts) <= set(plan.tasks)}
+
+
+def advice(plan: Plan, records: Mapping[Key, Mapping[str, Any]]) -> str:
+    """A sentence about what to do, by the answers of all tasks and lengths together."""
+    cells = {
+        method: [
+            pair
+            for task in plan.tasks
+            for length in plan.lengths
+            for pair in _cell(plan, records, task, length, method)
+        ]
+        for method in plan.methods
+    }
+    found = {
+        method: paired([mine["score"] for mine, _ in cell], [plain["score"] for _, plain in cell])
+        for method, cell in cells.items()
+        if cell
+    }
+    plain = found.pop(BASELINE).score
+    if plain >= LITTLE_TO_GAIN:
+        return f"{BASELINE} has {plain:.0f}% right, so there is little to gain here: ask longer prompts (--length), or leave it at that."
+    best = max(found, key=lambda method: found[method].difference, default="")
+    if best and found[best].difference > 0 and found[best].is_clear:
+        gained = f"{found[best].wins} answers more are right with it, and {found[best].losses} fewer"
+        return f"Use {best} for questions like these: {gained}."
+    return f"No method shows a gain over {BASELINE}, so there is no reason to use one for questions like these."
 
 
 def by_depth(plan: Plan, records: Mapping[Key, Mapping[str, Any]], task: str, length: int) -> dict[str, list[Paired]]:

@@ -112,7 +112,9 @@ def test_a_quick_eval_asks_less_and_says_so(
     monkeypatch.setattr(eval_command, "QUICK_N", 3)
     monkeypatch.chdir(tmp_path)
     assert main(["eval", "demo", "--quick", "--threads", "1"]) == 0
-    assert "quick: 3 questions a cell, of which at least 6 must differ to show anything" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "quick: 3 questions a cell, of which at least 6 must differ to show anything" in said
+    assert re.search(r"(?m)^(Use|No method|greedy has)\b.*\.$", said.rstrip().splitlines()[-1])
     plan = json.loads((tmp_path / "eval-demo-quick" / "run.json").read_text())
     assert (plan["n"], plan["lengths"], tuple(plan["methods"])) == (3, [250], eval_command.QUICK_METHODS)
     assert (
@@ -132,13 +134,14 @@ def planned(*args: str) -> Plan:
     ("args", "n", "lengths", "n_methods"),
     [
         ("--task kv", 300, (1024, 2048, 4096), 5),
-        ("--task kv --quick", 24, (800,), 4),
+        ("--quick", 12, (2000,), 4),
+        ("--task kv --quick", 24, (2000,), 4),
         ("--task everyday", 25, (300, 1024), 5),
         ("--task everyday,everyday-behind", 25, (300, 1024), 5),
-        ("--task everyday --quick", 2, (800,), 4),
+        ("--task everyday --quick", 2, (2000,), 4),
         ("--task everyday --quick --length 300 --n 7", 7, (300,), 4),
         ("--task everyday-json", 300, (300, 1024), 5),
-        ("--task everyday-json --quick", 24, (800,), 4),
+        ("--task everyday-json --quick", 24, (2000,), 4),
         ("--task everyday-json,kv", 300, (1024, 2048, 4096), 5),
         ("--task kv,everyday --n 40", 40, (1024, 2048, 4096), 5),
         ("demo", 75, (240, 530, 1010, 1490), 5),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from runs import made_up
 
-from pypcd.evaluation import GROUPS, Plan, by_depth, effective_lengths, markdown, paired, rows
+from pypcd.evaluation import GROUPS, Plan, advice, by_depth, effective_lengths, markdown, paired, rows
 
 
 def test_tables_against_hand_worked_records() -> None:
@@ -73,3 +73,23 @@ def test_fractions_are_compared_too() -> None:
     assert (result.wins, result.losses, result.difference, result.score) == (2, 1, 12.5, 43.75)
     same = paired([0.1, 0.7, 0.3] * 20, [0.1, 0.7, 0.3] * 20)
     assert not same.is_clear and same.p == 1.0
+
+
+@pytest.mark.parametrize(
+    ("plain", "pcd", "beam", "said"),
+    [  # how many of 20 are right
+        (18, 20, 0, "greedy has 90% right, so there is little to gain here"),
+        (8, 14, 12, "Use pcd for questions like these: 6 answers more are right with it, and 0 fewer."),
+        (8, 13, 6, "No method shows a gain over greedy"),  # 5 wins, p = 0.0625
+        (8, 2, 8, "No method shows a gain over greedy"),
+    ],
+)
+def test_the_advice_by_hand(plain: int, pcd: int, beam: int, said: str) -> None:
+    plan = Plan("m.gguf", ("kv", "vt"), ("greedy", "pcd", "beam"), (100,), n=10)
+    right = {"greedy": plain, "pcd": pcd, "beam": beam}
+    records = {
+        key: {"score": float(2 * key[2] + (key[0] == "vt") < right[key[3]]), "depth": None} for key in plan.everything()
+    }
+    assert advice(plan, records).startswith(said)
+    with_one = {key: record for key, record in records.items() if key[3] != "beam"}
+    assert advice(plan, with_one).startswith(said), "a method that is refused has no answers"
