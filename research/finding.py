@@ -98,10 +98,10 @@ def found(session: Session, finder: str, text: str, asked: Asked) -> Row:
     """What a finder finds for a question, and what it takes. Behind its name may stand how much of the text is read."""
     (name, _, read), begin = finder.partition(", read "), time.perf_counter()
     messages = [{"role": "user", "content": asked.question, "documents": [_document(text)]}]
-    messages, _ = chosen(session.llm, messages, read_of(read or "all"), session.llm.n_ctx())
+    messages, said = chosen(session.llm, messages, read_of(read or "all"), session.llm.n_ctx())
     turns = prompt_of(messages).turns
     result = find.find(find.Asked(session.llm, turns, has_template(session.llm), session.attention), finder=name)
-    seconds, sources = time.perf_counter() - begin, sources_of(result, messages)
+    seconds, sources = time.perf_counter() - begin, sources_of(result, messages, said)
     spans: list[Span] = [(one.begin, one.end) for one in sources]
     tokens = sum(len(session.llm.tokenize(one.text.encode(), add_bos=False)) for one in sources)
     score = max((one.score for one in sources), default=0.0)

@@ -60,7 +60,8 @@ class Answer:
     """
     Attributes:
         text: the answer.
-        passages: that were repeated before the question, and where they stand; empty if none were.
+        passages: that were repeated before the question, and where they stand; empty if none were. If they would be all parts that
+            were read, these, which are not repeated.
         note: what was done in another way than asked for, or why nothing was repeated; empty: all is as asked.
         plain: the answer without the method, if it was asked for.
         messages: the conversation up to this answer.
@@ -105,8 +106,9 @@ class Asking:
     def answer(self) -> Answer:
         written = self._writing.answer
         messages = (*self._messages, {"role": "assistant", "content": written.text})
-        passages = sources_of(written.found, self._turns)
-        notes = "; ".join(filter(None, (self._note, notes_of(self._turns), written.found.note)))
+        passages = sources_of(written.found, self._turns, self._read)
+        note = "" if passages and not written.found.passages else written.found.note  # they are the parts that are read
+        notes = "; ".join(filter(None, (self._note, notes_of(self._turns), note)))
         return Answer(written.text, passages, notes, None, messages, written, self._read)
 
 

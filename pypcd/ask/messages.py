@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pypcd.document import SPACE, Document
-from pypcd.find import Found
+from pypcd.find import Found, Passage
+from pypcd.find.bm25 import ranked
 from pypcd.prompt import Messages, Piece, Prompt
 
 __all__ = ["Message", "Source", "documents_in", "notes_of", "prompt_of", "sources_of"]
@@ -18,7 +19,7 @@ Message = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A passage that was repeated before a question.
+    """A passage that was repeated before a question, or, if these would be all parts that were read, one of the parts.
 
     Attributes:
         text: the passage.
@@ -86,11 +87,20 @@ def notes_of(messages: Sequence[Message]) -> str:
     return "; ".join(f"{document.name}: {document.note}" for document in documents_in(messages[-1:]) if document.note)
 
 
-def sources_of(found: Found, messages: Sequence[Message]) -> tuple[Source, ...]:
-    """The passages with their places in the documents of a conversation."""
+def sources_of(found: Found, messages: Sequence[Message], read: str) -> tuple[Source, ...]:
+    """The passages with their places in the documents of a conversation.
+
+    Args:
+        read: which parts of the documents are read, in words; empty: all.
+    """
     places = [(document, *span) for document in documents_in(messages) for span in document.read]
+    passages = found.passages
+    if read and found.is_all:  # keyword search has found them
+        texts = tuple(document.text[begin:end] for document, begin, end in places)
+        scores = ranked(texts, messages[-1]["content"])
+        passages = tuple(Passage(i, text.strip(), float(scores[i]), "bm25") for i, text in enumerate(texts))
     sources = []
-    for passage in found.passages:
+    for passage in passages:
         document, begin, end = places[passage.index]
         begin += len(document.text[begin:end]) - len(document.text[begin:end].lstrip())
         end = begin + len(document.text[begin:end].rstrip())

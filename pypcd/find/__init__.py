@@ -47,10 +47,12 @@ class Found:
     Attributes:
         passages: in the order in which they stand in the prompt.
         note: what was done in another way than asked for, or why nothing was found, in a sentence; empty: all is as asked.
+        is_all: there are none because they would be the whole text.
     """
 
     passages: tuple[Passage, ...] = ()
     note: str = ""
+    is_all: bool = False
 
 
 def find(asked: Asked, *, finder: str = "both", n: int | None = None, n_tokens: int = 512) -> Found:
@@ -70,7 +72,8 @@ def find(asked: Asked, *, finder: str = "both", n: int | None = None, n_tokens: 
         raise InputError(f"finder is {finder!r}{did_you_mean(finder, FINDERS)}; allowed: {', '.join(FINDERS)}")
     segments = asked.segments
     if len(segments) < 2 or not asked.question:
-        return Found(note="the text is too short to have passages" if segments and asked.question else "")
+        is_short = bool(segments and asked.question)
+        return Found(note="the text is too short to have passages" if is_short else "", is_all=is_short)
     ranked = FINDERS[finder](asked)
     best: list[Passage] = []
     left = n_tokens
@@ -82,7 +85,7 @@ def find(asked: Asked, *, finder: str = "both", n: int | None = None, n_tokens: 
             break
         best.append(hit)
     if len(best) == len({segment.strip() for segment in segments}):
-        return Found(note="the text has no more than these passages")
+        return Found(note="the text has no more than these passages", is_all=True)
     passages = tuple(sorted(best, key=lambda passage: passage.index))
     notes = "" if passages else "no passage has a word of the question", ranked.note
     return Found(passages, "; ".join(filter(None, notes)))

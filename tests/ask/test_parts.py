@@ -209,6 +209,22 @@ def test_an_answer_is_that_to_the_parts_alone_with_places_in_the_whole(llm: pypc
     assert answer.read == f"{n} of 30 pages" and documents_in(answer.messages) == [book]
 
 
+def test_parts_that_would_all_be_repeated_are_named_and_not_repeated(llm: pypcd.Llama) -> None:
+    facts = [f"The keeper of lamp {i} is number {1000 + i}, and nobody else." for i in range(60)]
+    text = "\n\n".join(facts)
+    for most in (1, 100):
+        answer = llm.ask(question="Who keeps lamp 17, and lamp 42?", text=text, read=most, max_tokens=4, cache=False)
+        assert 0 < len(answer.passages) == int(answer.read.split()[0]) <= 2 and answer.note == ""
+        for source in answer.passages:
+            line = facts.index(source.text)
+            assert (source.place, source.finder) == (f"line {2 * line + 1}", "bm25") and source.score > 0
+            assert text[source.begin : source.end] == source.text and line in (17, 42)
+        plain = llm.ask(question="Who keeps lamp 17, and lamp 42?", text=text, read=most, max_tokens=4, method="plain")
+        assert (plain.text, plain.written.n_prompt) == (answer.text, answer.written.n_prompt) and not plain.passages
+    short = llm.ask(question="Who keeps lamp 17?", text=facts[17], max_tokens=4, cache=False)
+    assert short.passages == () and short.note == "the text is too short to have passages"
+
+
 def test_a_follow_up_reads_further_parts_behind_those_that_are_there(llm: pypcd.Llama) -> None:
     text = "\n\n".join(f"The keeper of lamp {i} is number {i * 7}, and nobody else." for i in range(60))
     first = llm.ask(question="Who keeps lamp 17?", text=text, read=150, method="plain", max_tokens=4)

@@ -101,10 +101,14 @@ def rejected(server: Server, path: str = CHAT, **body: Any) -> str:
 
 
 def in_python(
-    llm: pypcd.Llama, documents: list[Document], question: str, after: asking.Answer | None = None
+    llm: pypcd.Llama,
+    documents: list[Document],
+    question: str,
+    after: asking.Answer | None = None,
+    read: asking.Read = None,
 ) -> asking.Answer:
     """The answer of pypcd.ask."""
-    one = asking.stream(llm, documents, question, after=after, max_tokens=TOKENS, cache=False)
+    one = asking.stream(llm, documents, question, after=after, read=read, max_tokens=TOKENS, cache=False)
     for _ in one:
         pass
     return one.answer
@@ -136,6 +140,9 @@ def test_passages_and_answer_are_those_of_python(wide: Server, talking: pypcd.Ll
         assert answer["usage"]["prompt_tokens"] == wanted.written.n_prompt
         assert said(answer) == whole(wanted.text)
     talking.pcd = False
+    few = in_python(talking, [Document.of("notes.txt", text)], question, read=1)
+    timings = chat(wide, with_file(text, question), pcd=pcd, read=1)["timings"]
+    assert timings["passages"] == told(few) != [] and timings["passages_note"] == few.note == ""
 
 
 def test_so_are_those_of_a_hybrid_model(tiny: Tiny) -> None:
@@ -242,7 +249,9 @@ def test_the_prompt_is_pythons_token_for_token(tiny: Tiny, name: str, template: 
             turns, said = asking.chosen(llm, read, most, n_ctx)
             assert timings["documents_read"] == said and bool(said) == (most == 60)
             prompt = asking.prompt_of(turns)
-            prompt = prompt.with_passages([one["text"] for one in passages]) if passages else prompt
+            n_read = sum(len(document.read) for document in asking.documents_in(turns))
+            if len(passages) < n_read:  # all of what is read is not repeated
+                prompt = prompt.with_passages([one["text"] for one in passages]) if passages else prompt
             wanted = lay(llm, prompt.turns, chat=True).tokens
             assert (status, found["prompt"]) == (200, wanted) and bool(passages) <= replay
             assert name != "control tokens" or wanted.count(llm.token_eos()) == 0
