@@ -56,9 +56,10 @@ def talk(model: str, folders: list[Path], say: Callable[[ClientSession], Awaitab
 
     async def run() -> None:
         server = StdioServerParameters(command=sys.executable, args=command(model, *folders), env=ENV)
-        async with stdio_client(server) as streams, ClientSession(*streams) as session:
-            await session.initialize()
-            await say(session)
+        with anyio.fail_after(300):
+            async with stdio_client(server) as streams, ClientSession(*streams) as session:
+                await session.initialize()
+                await say(session)
 
     anyio.run(run)
 
