@@ -34,6 +34,13 @@ if(NOT found STREQUAL wanted)
                 "Without a network, give a llama.cpp tree or that version's sdist: "
                 "PYPCD_LLAMA_CPP_SOURCE=/path pip install .")
         endif()
+        file(SHA256 "${source}" hash)
+        if(NOT hash STREQUAL PYPCD_PIN_SHA256)
+            file(REMOVE "${source}")
+            message(FATAL_ERROR
+                "The source of llama-cpp-python ${PYPCD_PIN} that was downloaded has the SHA-256 ${hash}, and pyproject.toml's "
+                "native-sha256 is ${PYPCD_PIN_SHA256}: it is not the published one.")
+        endif()
     endif()
 
     if(NOT EXISTS "${source}")

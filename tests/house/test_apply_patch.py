@@ -91,3 +91,25 @@ def test_what_does_not_fit_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert apply_patch.main(str(patch), str(tmp_path)) == 1
     first = patch.read_text(encoding="utf-8").split("--- a/")[1].splitlines()[0]
     assert f"{first}: there is no such file" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None or os.name == "nt", reason="cmake runs a shell script")
+@pytest.mark.parametrize("is_published", [True, False])
+def test_a_downloaded_source_has_the_published_hash(is_published: bool, tmp_path: Path) -> None:
+    sdist = find_sdist() if is_published else tmp_path / "other.tar.gz"
+    if not is_published:
+        sdist.write_bytes(b"not it")
+    pip = tmp_path / "python"
+    pip.write_text(f'#!/bin/sh\nfor last; do :; done\nmkdir -p "$last" && cp "{sdist}" "$last/{find_sdist().name}"\n')
+    pip.chmod(0o755)
+    includes = "\n".join(f'include("{ROOT}/cmake/{name}.cmake")' for name in ("pin", "llama-source"))
+    project = f'cmake_minimum_required(VERSION 3.21)\nproject(one NONE)\nset(Python_EXECUTABLE "{pip}")\n{includes}\n'
+    (tmp_path / "CMakeLists.txt").write_text(project)
+    env = {name: value for name, value in os.environ.items() if name != "PYPCD_LLAMA_CPP_SOURCE"}
+    command = ["cmake", "-S", tmp_path, "-B", tmp_path / "build"]
+    done = subprocess.run(command, env=env, text=True, capture_output=True, check=False)
+    assert (done.returncode == 0, "it is not the published one" in " ".join(done.stderr.split())) == (
+        is_published,
+        not is_published,
+    ), done.stderr
+    assert bool(list((tmp_path / "build" / "sdist").iterdir())) == is_published, "the next try downloads it again"
