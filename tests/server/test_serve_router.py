@@ -296,19 +296,22 @@ def test_no_process_outlives_the_others(ini: Path, who: str, number: signal.Sign
     env = {**os.environ, **folder, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     command = [sys.executable, "-m", "pypcd", "serve", str(ini), "--port", "0", "--", *SMALL]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout
-        lines = [process.stdout.readline() for _ in range(7)]
-        port = int(lines[4].strip().strip("/").rpartition(":")[2])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
-        connection.request("POST", "/completion", json.dumps({**ENDLESS, "model": "demo", "stream": True}))
-        assert connection.getresponse().readline().startswith(b"data: ")
-        (router,) = children(process.pid)
-        servers = children(router)
-        assert len(servers) == 2
-        os.kill(router if who == "router" else process.pid, number)
-        assert within(lambda: not any(map(lives, [router, *servers])))
-        assert process.wait(SECONDS) == (-9 if number == signal.SIGKILL else 0) or who == "router"
-        connection.close()
+        try:
+            assert process.stdout
+            lines = [process.stdout.readline() for _ in range(7)]
+            port = int(lines[4].strip().strip("/").rpartition(":")[2])
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+            connection.request("POST", "/completion", json.dumps({**ENDLESS, "model": "demo", "stream": True}))
+            assert connection.getresponse().readline().startswith(b"data: ")
+            (router,) = children(process.pid)
+            servers = children(router)
+            assert len(servers) == 2
+            os.kill(router if who == "router" else process.pid, number)
+            assert within(lambda: not any(map(lives, [router, *servers])))
+            assert process.wait(SECONDS) == (-9 if number == signal.SIGKILL else 0) or who == "router"
+            connection.close()
+        finally:
+            process.kill()  # whatever fails, else its end is waited for
 
 
 @linux
