@@ -106,7 +106,7 @@ def test_threads_that_import_at_once_all_get_it() -> None:
                 exec(statement)
             except BaseException as error:
                 failed.append((statement, repr(error)))
-        threads = [threading.Thread(target=run, args=(s,)) for s in statements]
+        threads = [threading.Thread(target=run, args=(s,), daemon=True) for s in statements]
         for thread in threads: thread.start()
         for thread in threads: thread.join(60)
         assert not failed and not any(thread.is_alive() for thread in threads), failed
