@@ -1,9 +1,15 @@
-"""The folders of cpp/ are layers, in the order of its README's table; the server is a program of its own."""
+"""The folders of cpp/ are layers, in the order of its README's table; the server is a program of its own. And the tests in C++."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
+import sysconfig
 from pathlib import Path
+
+import pytest
 
 CPP = Path(__file__).parents[2] / "cpp"
 SOURCES = sorted(path.relative_to(CPP) for path in CPP.rglob("*") if path.suffix in (".h", ".cpp"))
@@ -66,3 +72,20 @@ def test_no_include_changes_what_a_name_of_ggml_means() -> None:
     cmake = (CPP.parent / "CMakeLists.txt").read_text(encoding="utf-8")
     (properties,) = re.findall(r"set_source_files_properties\(\$\{PYPCD_SOURCES\} ([^)]*)\)", cmake)
     assert "COMPILE_DEFINITIONS LLAMA_PCD_OWN_SOURCE" in properties
+
+
+INCLUDE = Path(sysconfig.get_path("platlib")) / "include"  # of llama-cpp-python
+STRICT = "-std=c++17 -O1 -g -Wall -Wextra -Werror -D_GLIBCXX_ASSERTIONS -fno-sanitize-recover=all"
+SANITIZERS = "-fsanitize=address,undefined,float-cast-overflow"
+
+
+@pytest.mark.skipif(not shutil.which("g++") or not (INCLUDE / "llama.h").exists(), reason="needs g++ and llama.h")
+@pytest.mark.parametrize("test", [path for path in ENGINE if path.stem.endswith("_test")], ids=lambda path: path.stem)
+def test_what_is_pure_under_the_sanitizers(test: Path, tmp_path: Path) -> None:
+    """A test is linked with the sources of its folder."""
+    subprocess.run([sys.executable, CPP.parent / "cmake" / "fields.py", tmp_path], check=True)
+    sources = [path for path in (CPP / test.parent).glob("*.cpp") if not path.stem.endswith("_test")]
+    paths = [f"-I{CPP}", f"-I{tmp_path}", "-isystem", INCLUDE, *sources, CPP / test, "-o", tmp_path / "test"]
+    subprocess.run(["g++", *STRICT.split(), SANITIZERS, *paths], check=True)
+    done = subprocess.run([tmp_path / "test"], text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

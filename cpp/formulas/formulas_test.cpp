@@ -1,0 +1,173 @@
+// Eq. 4, Eq. 6, the strength and the noise against the same written plainly in long double, on rows with ties, masks and numbers that are
+// no logits. tests/engine/test_cpp.py compiles and runs it under the sanitizers.
+
+#include "formulas/formulas.h"
+#include "llama-pcd.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+using row = std::vector<float>;
+
+static int n_failed = 0;
+
+#define CHECK(x) ((x) ? (void) 0 : (void) (++n_failed, std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x)))
+
+static bool near(long double a, long double b, long double tolerance) {
+    return std::abs(a - b) <= tolerance*std::max(1.0L, std::abs(b));
+}
+
+static bool is_logit(float x) {
+    return std::isfinite(x) && std::abs(x) < 1e30f;
+}
+
+static void test_rho() {
+    for (const int32_t n_rot : { 2, 4, 64, 128, 130 }) {
+        const int32_t n = n_rot/2;
+        for (const float ratio : { 1e-4f, 0.5f, 1.0f }) {
+            for (const float alpha : { 0.0f, 0.2f, 1.0f }) {
+                std::vector<double> low(n), high(n), all(n), none(n);
+                pcd_rho(n_rot, alpha, ratio, LLAMA_PCD_TRANSITION_EXPONENTIAL, LLAMA_PCD_BAND_LOW,  low.data());
+                pcd_rho(n_rot, alpha, ratio, LLAMA_PCD_TRANSITION_EXPONENTIAL, LLAMA_PCD_BAND_HIGH, high.data());
+                pcd_rho(n_rot, alpha, ratio, LLAMA_PCD_TRANSITION_EXPONENTIAL, LLAMA_PCD_BAND_ALL,  all.data());
+                pcd_rho(n_rot, alpha, ratio, LLAMA_PCD_TRANSITION_NONE, LLAMA_PCD_BAND_LOW,  none.data());
+                for (int32_t j = 1; j <= n; ++j) {
+                    const long double base  = 10000, theta = std::pow(base, -2.0L*(j - 1)/n_rot);
+                    const long double other = std::pow(ratio*base, -2.0L*(j - 1)/n_rot);
+                    const long double T     = 2 - std::exp((long double) alpha*j/n);
+                    CHECK(near(low[j - 1], (T*theta + (1 - T)*other)/theta, 1e-10L));
+                    CHECK(near(none[j - 1], other/theta, 1e-10L));
+                    CHECK(high[n - j] == low[j - 1]);
+                    CHECK(all[j - 1] == std::max(low[j - 1], high[j - 1]));
+                    CHECK((ratio != 1.0f && alpha != 0.0f) || low[j - 1] == 1.0);
+                }
+            }
+        }
+    }
+}
+
+// A row of few different logits, so that there are ties; some are masked, or no number.
+static row drawn(std::mt19937 & rng, size_t n) {
+    const float odd[] = { -INFINITY, INFINITY, NAN, std::numeric_limits<float>::lowest(), 3e38f };
+    row res(n);
+    for (auto & x : res) {
+        x = rng() % 7 == 0 ? odd[rng() % 5] : (float) (rng() % 40)*0.75f - 12.0f;
+    }
+    return res;
+}
+
+static void test_contrast() {
+    std::mt19937 rng(1);
+    for (int i = 0; i < 4000; ++i) {
+        const size_t n = 1 + rng() % 70;
+        const row    standard = drawn(rng, n), local = drawn(rng, n);
+        const float  beta = (float) (rng() % 5), relative_top = rng() % 2 ? 0.0f : 0.05f*(1 + rng() % 20);
+        const int32_t gamma = 1 + rng() % 40;
+
+        std::vector<int32_t> ids(n);
+        std::iota(ids.begin(), ids.end(), 0);
+        ids.erase(std::remove_if(ids.begin(), ids.end(), [&](int32_t v) { return !is_logit(standard[v]); }), ids.end());
+        std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) { return standard[a] > standard[b]; });
+        size_t n_top = std::min(ids.size(), (size_t) gamma);
+        while (relative_top > 0 && n_top > 1 && std::exp((long double) standard[ids[n_top - 1]] - standard[ids[0]]) < relative_top*(1 - 1e-6L)) {
+            --n_top;
+        }
+
+        row   out(n);
+        float strength = 0.0f;
+        const int32_t got = pcd_contrast(standard.data(), local.data(), n, { beta, LLAMA_PCD_ADAPTIVE_NONE, gamma, relative_top },
+                INFINITY, out.data(), &strength);
+        CHECK(got == (int32_t) n_top);
+        CHECK(n_top > 1 ? strength == beta : std::isnan(strength));
+        for (size_t k = 0; k < ids.size(); ++k) {
+            const float L = standard[ids[k]], other = local[ids[k]];
+            const bool  is_contrast = n_top > 1 && is_logit(other);
+            CHECK(k < n_top ? near(out[ids[k]], is_contrast ? (1.0L + beta)*L - (long double) beta*other : L, 1e-5L) : out[ids[k]] == -INFINITY);
+        }
+        CHECK(pcd_contrast(standard.data(), local.data(), n, { beta, LLAMA_PCD_ADAPTIVE_NONE, gamma, relative_top }, 0.0f, nullptr) == got);
+
+        // what callers read: the others keep L's order, behind the best by 60 to 99
+        row behind(n);
+        pcd_contrast(standard.data(), local.data(), n, { beta, LLAMA_PCD_ADAPTIVE_NONE, gamma, relative_top }, LLAMA_PCD_BEHIND, behind.data());
+        float best = -INFINITY;
+        for (size_t k = 0; k < n_top; ++k) {
+            CHECK(behind[ids[k]] == out[ids[k]]);
+            best = std::max(best, out[ids[k]]);
+        }
+        for (size_t k = n_top; k < ids.size(); ++k) {
+            CHECK(behind[ids[k]] <= best - 59.9f && behind[ids[k]] >= best - 99.1f);
+            CHECK(k == n_top || behind[ids[k]] <= behind[ids[k - 1]]);
+        }
+    }
+}
+
+// softmax over the tokens that have a logit in both rows
+static std::vector<long double> softmax(const row & x, const row & other) {
+    std::vector<long double> res(x.size());
+    long double sum = 0;
+    for (size_t v = 0; v < x.size(); ++v) {
+        res[v] = is_logit(x[v]) && is_logit(other[v]) ? std::exp((long double) x[v]) : 0;
+        sum   += res[v];
+    }
+    for (auto & p : res) {
+        p = sum > 0 ? p/sum : 0;
+    }
+    return res;
+}
+
+static long double bits(long double p, long double q) {
+    return p > 0 ? p*std::log2(p/q) : 0;
+}
+
+static void test_strength() {
+    std::mt19937 rng(2);
+    for (int i = 0; i < 2000; ++i) {
+        const size_t n = 1 + rng() % 300;
+        const row    a = drawn(rng, n), b = i % 5 ? drawn(rng, n) : a;
+        const auto   p = softmax(a, b), q = softmax(b, a), own = softmax(a, a);
+        long double jsd = 0, entropy = 0;
+        for (size_t v = 0; v < n; ++v) {
+            const auto m = (p[v] + q[v])/2;
+            jsd     += (bits(p[v], m) + bits(q[v], m))/2;
+            entropy -= bits(own[v], 1);
+        }
+        CHECK(near(pcd_jsd(a.data(), b.data(), n), jsd, 1e-5L));
+        CHECK(near(pcd_entropy(a.data(), n), entropy, 1e-5L));
+        CHECK(pcd_strength(a.data(), b.data(), n, 2.5f, LLAMA_PCD_ADAPTIVE_NONE) == 2.5f);
+    }
+}
+
+static void test_noise() {
+    const int32_t n = 64;
+    row cos(n), sin(n), again(n), other(n);
+    long double sum = 0, squares = 0;
+    for (int32_t pos = 0; pos < 2000; ++pos) {
+        pcd_noise(7, pos, 3, 2*n, 0.5f, LLAMA_PCD_BAND_ALL, cos.data(), sin.data());
+        pcd_noise(7, pos, 3, 2*n, 0.5f, LLAMA_PCD_BAND_ALL, again.data(), other.data());
+        CHECK(cos == again && sin == other);
+        for (const float x : cos) {
+            sum     += x;
+            squares += (long double) x*x;
+        }
+        const int32_t offset = pcd_offset(7, pos, INT32_MIN, INT32_MAX), small = pcd_offset(7, pos, -2, 3);
+        CHECK(offset == pcd_offset(7, pos, INT32_MIN, INT32_MAX) && small >= -2 && small <= 3);
+    }
+    CHECK(near(sum/(2000*n), 0, 0.01L) && near(squares/(2000*n), 0.25L, 0.01L));
+    pcd_noise(7, 1, 3, 2*n, 0.5f, LLAMA_PCD_BAND_LOW, cos.data(), sin.data());
+    CHECK(std::all_of(cos.begin(), cos.begin() + n/2, [](float x) { return x == 0.0f; }) && cos[n - 1] != 0.0f);
+    CHECK(pcd_offset(7, 1, 3, 2) == 0);
+}
+
+int main() {
+    test_rho();
+    test_contrast();
+    test_strength();
+    test_noise();
+    return n_failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
