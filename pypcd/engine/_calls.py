@@ -97,7 +97,9 @@ def call(function: Any, llm: llama_cpp.Llama, *args: Any) -> None:
         raise UnsupportedError(text)
 
 
-def positions_by_cell(ctx: Any, seq: int, known: Sequence[int], *, of_window: bool = False) -> npt.NDArray[np.int32]:
+def positions_by_cell(
+    ctx: Any, seq: int, known: Sequence[int] | npt.NDArray[np.int_], *, of_window: bool = False
+) -> npt.NDArray[np.int32]:
     """The positions of a sequence in the order of their cells.
 
     A state begins with them; a buffer that has room for no more gets them before llama.cpp finds that it is too small, without a copy of
@@ -114,9 +116,9 @@ def positions_by_cell(ctx: Any, seq: int, known: Sequence[int], *, of_window: bo
     buffer = np.zeros(8 + 6 * n, np.int32)
     data = buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
     with _log.silent():
-        if of_window:
+        if of_window and hasattr(llama_cpp, "llama_state_seq_get_data_ext"):  # llama-cpp-python 0.3.17 and newer
             llama_cpp.llama_state_seq_get_data_ext(ctx, data, buffer.nbytes, seq, 1)
-        else:
+        elif not of_window:
             llama_cpp.llama_state_seq_get_data(ctx, data, buffer.nbytes, seq)
     for header, stride in _LAYOUTS:
         count = int(buffer[header - 1])

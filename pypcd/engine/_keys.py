@@ -10,6 +10,7 @@ written, and Stock is told of states that are loaded.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -30,9 +31,12 @@ _UNREAD = f"the attention of this model reads its cached keys in a way that seco
 _MULTI, _HALVES, _INTERLEAVED = 8, 2 | 8, 32  # bits of a rotation's mode
 _INDICES = {26: np.int32, 27: np.int64}  # enum ggml_type
 _PIECE = 2048  # cells that are turned at once
-_VIEW, _pointer_at = Tensor.view_src.offset, ctypes.c_void_p.from_address  # read for many operations
+# read for many operations
+_SOURCES, _VIEW, _POINTER = Tensor.src.offset, Tensor.view_src.offset, ctypes.sizeof(ctypes.c_void_p)
+_pointer_at = ctypes.c_void_p.from_address
 
 Cells = npt.NDArray[np.intp]
+Floats = npt.NDArray[np.float32]
 Positions = npt.NDArray[np.int32]
 
 
@@ -54,13 +58,14 @@ class SecondKeys:
         self._read: _Layer | None = None  # whose keys were read last
         self._done = set[int]()  # layers' tensors
         self._failed: BaseException | None = None
-        names = ["ROPE", "SET_ROWS", "MUL", "CONCAT", "SOFT_MAX", "FLASH_ATTN_EXT", "MUL_MAT", "CPY", "CONT", "DUP"]
-        self._rope, self._set_rows, self._mul, self._concat, self._softmax, self._flash, *readers = (
-            op_number(name.encode()) for name in names
-        )
-        self._readers = {self._flash, *readers}
-        followed = "VIEW RESHAPE PERMUTE TRANSPOSE CONT CPY DUP REPEAT SCALE RMS_NORM L2_NORM"
-        self._followed = {op_number(name.encode()) for name in followed.split()}
+        names = "ROPE SET_ROWS MUL CONCAT SOFT_MAX FLASH_ATTN_EXT MUL_MAT CPY CONT DUP"
+        numbers = [op_number(name.encode()) for name in names.split()]
+        self._rope, self._set_rows, self._mul, self._concat, self._softmax, self._flash, *_ = numbers
+        self._writers, self._readers = {self._rope, self._set_rows}, {*numbers[5:]}
+        self._views = {op_number(name) for name in (b"VIEW", b"RESHAPE", b"PERMUTE", b"TRANSPOSE")}
+        # what a key may go through between its rotation and the cache
+        followed = "CPY CONT DUP REPEAT SCALE RMS_NORM L2_NORM"
+        self._followed = self._views | {op_number(name.encode()) for name in followed.split()}
 
     @property
     def n_bytes(self) -> int:
@@ -76,7 +81,7 @@ class SecondKeys:
         for layer in self._rotating.values():
             layer.turned[:] = -1
 
-    def begin(self, rho: Rho, table: Any, twins: Sequence[tuple[int, Sequence[int]]]) -> None:
+    def begin(self, rho: Rho, table: Any, twins: Sequence[tuple[int, Sequence[range]]]) -> None:
         """Twins are evaluated from here on, in one graph.
 
         Args:
@@ -84,13 +89,17 @@ class SecondKeys:
             twins: the sequence of each, and the positions in it.
         """
         none = np.zeros(0, np.int32)
-        self._orders = [
-            (
-                positions_by_cell(self._ctx, seq, known) if known else none,
-                positions_by_cell(self._ctx, seq, known, of_window=True) if known and self._slides else none,
-            )
-            for seq, known in twins
-        ]
+        try:
+            self._orders = [
+                (
+                    positions_by_cell(self._ctx, seq, known),
+                    positions_by_cell(self._ctx, seq, known, of_window=True) if self._slides else none,
+                )
+                for seq, parts in twins
+                for known in [np.concatenate([np.arange(part.start, part.stop) for part in parts])]
+            ]
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{error}; {_OTHER}") from error
         if table != self._table:
             for layer in self._rotating.values():
                 layer.rotate(rho)
@@ -121,34 +130,48 @@ class SecondKeys:
 
     def see(self, tensor: int, op: int) -> None:
         try:
-            if op in (self._set_rows, self._rope) and (layer := self._layers.get(_view_of(tensor))):
-                # keys are written by index; what rotates the cache's own shifts them all
-                layer.turned[_indices(tensor) if op == self._set_rows else slice(None)] = -1
-            if self._rho is not None and self._failed is None:
-                self._see_twin(tensor, op, self._rho)
+            if op in self._writers:
+                self._see_writer(tensor, op)
+            if self._rho is None or self._failed is not None:
+                return
+            if op in self._views:
+                if layer := self._layers.get(_view_of(tensor)):
+                    self._give(tensor, layer)
+            elif op in self._readers:
+                source = _pointer_at(tensor + _SOURCES + (_POINTER if op == self._flash else 0)).value
+                self._read = self._rotating.get(_view_of(source or tensor)) or self._read
+            if self._read and op in (self._softmax, self._flash):
+                self._see_mask(Tensor.from_address(tensor).src[3 if op == self._flash else 1], self._read)
         except BaseException as error:  # noqa: BLE001  it cannot pass through the library
             self._failed = error
             self.forget()
 
-    def _see_twin(self, tensor: int, op: int, rho: Rho) -> None:
-        node, source = Tensor.from_address(tensor), _view_of(tensor)
-        if op == self._rope:
-            self._is_rotated = True
-        elif op == self._set_rows and source not in self._layers and _is_keys(source):
-            self._layers[source] = self._open(source, tensor, rho)
-        if op != self._rope and (layer := self._layers.get(source)):
-            second = Tensor.from_address(layer.second)
-            self._given.append((tensor, node.view_src, node.buffer, node.data))
-            node.view_src, node.buffer, node.data = layer.second, second.buffer, second.data + node.view_offs
-            if op == self._set_rows:
-                layer.own, self._is_rotated = _indices(tensor), False
-        elif op in self._readers:
-            for address in filter(None, node.src[:2]):
-                self._read = self._rotating.get(_view_of(address), self._read)
-        mask = node.src[3 if op == self._flash else 1] if op in (self._softmax, self._flash) else None
-        if mask and self._read is not None:
-            self._read.turn(*self._cells(mask, self._read.own))
-            self._done.add(self._read.second)
+    def _see_writer(self, tensor: int, op: int) -> None:
+        """A rotation, or something is written by the numbers of cells."""
+        source = _view_of(tensor)
+        if op == self._set_rows and self._rho and source not in self._layers and _is_keys(source):
+            self._layers[source] = self._open(source, tensor, self._rho)
+        layer = self._layers.get(source)
+        if layer and op == self._rope:  # all keys are shifted
+            layer.turned[:] = -1
+        elif layer:
+            cells = _indices(tensor)
+            layer.turned[cells] = -1
+            if self._rho:
+                layer.own = cells
+                self._give(tensor, layer)
+        if self._rho and (op == self._rope or source in self._layers):
+            self._is_rotated = op == self._rope
+
+    def _give(self, tensor: int, layer: _Layer) -> None:
+        node, second = Tensor.from_address(tensor), Tensor.from_address(layer.second)
+        self._given.append((tensor, node.view_src, node.buffer, node.data))
+        node.view_src, node.buffer, node.data = layer.second, second.buffer, second.data + node.view_offs
+
+    def _see_mask(self, mask: int | None, layer: _Layer) -> None:
+        if mask:
+            layer.turn(*self._cells(mask, layer.own))
+            self._done.add(layer.second)
             self._read, self._is_rotated = None, False
 
     def _cells(self, mask: int, own: Cells) -> tuple[Cells, Positions]:
@@ -163,6 +186,9 @@ class SecondKeys:
                 cells = np.flatnonzero(np.isfinite(row))
                 found.append((cells := cells[cells != cell], _order(*orders, len(cells))))
             cells, positions = (np.concatenate(parts) for parts in zip(*found))
+            if len(found) > 1:
+                cells, order = np.unique(cells, return_index=True)
+                positions = positions[order]
             self._seen[mask] = cells, positions
         return self._seen[mask]
 
@@ -212,7 +238,7 @@ class _Rotated(NamedTuple):
     tensor: int
     width: int
     offset: int
-    weights: npt.NDArray[np.float32] | None = None
+    weights: Floats | None = None
 
 
 class _Layer:
@@ -224,8 +250,8 @@ class _Layer:
         own: the cells that twins are written to.
     """
 
-    def __init__(self, first: int, second: int, rotated: _Rotated, factors: npt.NDArray[np.float32]) -> None:
-        self.first, self.second, self._width, self._weights = first, second, rotated.width, rotated.weights
+    def __init__(self, first: int, second: int, rotated: _Rotated, factors: Floats) -> None:
+        self.first, self.second, self._width = first, second, rotated.width
         self.turned = np.full(Tensor.from_address(first).ne[1], -1, np.int32)
         self.own: Cells = np.zeros(0, np.intp)
         params = list(Tensor.from_address(rotated.tensor).op_params)
@@ -233,6 +259,9 @@ class _Layer:
         stride, apart = (1, len(factors)) if params[2] & _HALVES else (2, 1)
         begins = rotated.offset, rotated.offset + apart
         self._pairs = [slice(begin, begin + stride * len(factors), stride) for begin in begins]
+        weights = np.ones(rotated.width, np.float32) if rotated.weights is None else rotated.weights
+        a, b = (weights[part] for part in self._pairs)
+        self._ratios = [np.divide(x, y, out=np.zeros_like(x), where=y != 0) for x, y in ((a, b), (b, a))]
 
     def rotate(self, rho: Rho) -> None:
         """The frequencies from here on."""
@@ -240,12 +269,11 @@ class _Layer:
         self.turned[:] = -1
 
     def turn(self, cells: Cells, positions: Positions) -> None:
-        """The second keys of these cells are those of their keys, at these positions."""
-        stale = self.turned[cells] != positions
-        if stale.any():
-            cells, order = np.unique(cells[stale], return_index=True)
-            positions = positions[stale][order]
-            ends = np.flatnonzero(np.diff(cells, append=cells[-1] + 2) != 1) + 1
+        """The second keys of these cells, ascending, are those of their keys, at these positions."""
+        stale = np.flatnonzero(self.turned[cells] != positions)
+        if len(stale):
+            cells, positions = cells[stale], positions[stale]
+            ends = [*(np.flatnonzero(cells[1:] != cells[:-1] + 1) + 1).tolist(), len(cells)]
             for begin, end in zip([0, *ends], ends):
                 for at in range(begin, end, _PIECE):
                     self._turn(int(cells[at]), positions[at : min(at + _PIECE, end)])
@@ -256,18 +284,20 @@ class _Layer:
         head = Tensor.from_address(self.first)
         data = raw(self.first, cell * head.nb[1], len(positions) * head.nb[1])
         keys = data.view(TYPES[head.type]).reshape(len(positions), -1, self._width)
-        x = keys.astype(np.float32)
-        if self._weights is not None:
-            x = np.divide(x, self._weights, out=np.zeros_like(x), where=self._weights != 0)
-        angle = positions[:, None, None] * self._difference
-        cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
-        a, b = (x[..., part] for part in self._pairs)
-        x[..., self._pairs[0]], x[..., self._pairs[1]] = a * cos - b * sin, a * sin + b * cos
-        keys[:] = x if self._weights is None else x * self._weights
+        a, b = (keys[..., part].astype(np.float32) for part in self._pairs)
+        cos, sin = _angles(self._difference.tobytes(), positions.tobytes())
+        keys[..., self._pairs[0]] = a * cos - b * (sin * self._ratios[0])
+        keys[..., self._pairs[1]] = a * (sin * self._ratios[1]) + b * cos
         ggml().ggml_backend_tensor_set(self.second, data.ctypes.data, cell * head.nb[1], data.nbytes)
 
 
-def _frequencies(params: list[int], factors: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+@functools.lru_cache(maxsize=4)  # many layers have the same
+def _angles(difference: bytes, positions: bytes) -> tuple[Floats, Floats]:
+    angle = np.frombuffer(positions, np.int32)[:, None, None] * np.frombuffer(difference, np.float64)
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+def _frequencies(params: list[int], factors: Floats) -> npt.NDArray[np.float64]:
     """What a rotation of ggml turns each pair by at position 1."""
     n, mode, n_ctx = params[1], params[2], params[4]
     base, scale, mix, _, fast, slow = np.array(params[5:11], np.int32).view(np.float32).astype(float).tolist()

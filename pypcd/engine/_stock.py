@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import math
 import os
 import weakref
@@ -39,6 +38,7 @@ from pypcd.engine._keys import SecondKeys
 from pypcd.engine._results import PCDLogits, PCDStats
 from pypcd.engine._rotation import Rotation, Watch, unknown_layout
 from pypcd.engine._second import Second
+from pypcd.engine._tensors import TYPES
 from pypcd.errors import PCDError, UnsupportedError
 from pypcd.settings import formula
 from pypcd.settings.config import PCDConfig
@@ -47,11 +47,16 @@ from pypcd.settings.fields import FIELDS
 __all__ = ["Stock", "n_twins", "needs", "watch"]
 
 _N_TWINS = 16  # at most, in one batch
+_SECTIONS = 8, 40  # enum llama_rope_type: M-RoPE, and with interleaved sections
 _NO_ROOM = "no free cells for twins beside their tokens: each twin before its token, in the same cell"
 _NOT_FUSED = "over-rotated twins are evaluated by themselves in the stock engine"
 _UNSEEN = (
     'cache="separate" evaluates the text a second time, and this one has parts that are no tokens, were moved, or were restored '
     "without them; use cache=shared, or evaluate the text from its beginning"
+)
+_PICTURES = (
+    "this model rotates the keys of pictures by three positions, and this text has parts that are no tokens, or were restored "
+    'without them; use cache=shared, or engine="native"'
 )
 # what gives a context another text; the last two are former names, which llama-cpp-python 0.3.16 calls
 _RESTORE = "llama_state_set_data", "llama_state_load_file", "llama_set_state_data", "llama_load_session_file"
@@ -251,6 +256,7 @@ class Stock:
         self.abort: Any = None  # the context's ggml_abort_callback
         self._texts: dict[int, list[int] | None] = {}  # the tokens of each sequence; None: not known
         self._keys = SecondKeys(ctx, model, self._rotation)
+        self._has_sections = llama_cpp.llama_model_rope_type(model) in _SECTIONS
         closing.callback(self._rotation.close)
         closing.callback(self._keys.close)
         self._twin_seqs = range(n_seq_max, int(llama_cpp.llama_n_seq_max(ctx)))
@@ -303,6 +309,8 @@ class Stock:
             return only_native(what) if what else self._refusal
         if llama_cpp.llama_model_rope_type(self._model) == llama_cpp.LLAMA_ROPE_TYPE_NONE:
             return "this model has no rotary positions to over-rotate; use perturbation=none with a window"
+        if config.cache == "rerotated" and self._params.type_k not in TYPES:
+            return "second keys are rotated in f16 and f32 alone; open the model without type_k, or use cache=shared"
         return unknown_layout()
 
     def _open_second(self, config: PCDConfig) -> None:
@@ -614,8 +622,9 @@ class Stock:
             if _rotates(config):
                 rho = lambda n_rot: formula.rho(n_rot, **table)
                 if config.cache == "rerotated":
-                    seen = ([*itertools.chain(*_seen(config, one.pos))] for one in twins)
-                    self._keys.begin(rho, table, [(one.parent, known) for one, known in zip(twins, seen)])
+                    if self._has_sections and any(self._texts.get(one.parent, []) is None for one in tokens):
+                        raise UnsupportedError(_PICTURES)
+                    self._keys.begin(rho, table, [(one.parent, _seen(config, one.pos)) for one in twins])
                 self._rotation.turn(self._ctx, rho)
             try:
                 status = self._evaluate_tokens(twins)

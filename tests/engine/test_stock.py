@@ -65,6 +65,13 @@ def cells(llm: pypcd.Llama) -> bytes:
     return bytes(state)
 
 
+def restore(llm: pypcd.Llama) -> None:
+    """Its own state, through the low-level API."""
+    state = cells(llm)
+    buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+    assert llama_cpp.llama_state_seq_set_data(llm.ctx, buffer, len(state), 0)
+
+
 # -- rows ------------------------------------------------------------------------------------------------------------
 
 
@@ -91,6 +98,14 @@ def test_over_rotated_rows_are_those_of_the_reference(
     """Two bases, M-RoPE, a part of each head, factors of the model's own, YaRN: rho multiplies what the model has."""
     path = tiny(arch, **kwargs)
     llm = load(path, setting)
+    if (
+        setting["cache"] == "rerotated"
+        and arch.startswith("gemma")
+        and not hasattr(llama_cpp, "llama_state_seq_get_data_ext")
+    ):
+        with pytest.raises(pypcd.UnsupportedError, match="does not say which position each cell of its cache holds"):
+            llm.eval(TOKENS[:PROMPT])
+        return
     for begin, end in ((0, PROMPT), *((n, n + 1) for n in range(PROMPT, PROMPT + 3))):
         llm.eval(TOKENS[begin:end])
         check_rows(llm, path, TOKENS[:end], moved=0.02)
@@ -99,6 +114,45 @@ def test_over_rotated_rows_are_those_of_the_reference(
     assert (stats.n_tokens, stats.n_twins, stats.n_fused) == (4, 4, 0)
     assert (stats.n_separate, stats.n_caught_up) == ((4, PROMPT - 1) if setting["cache"] == "separate" else (0, 0))
     assert (stats.second_bytes > 0) == (setting["cache"] != "shared")
+
+
+@pytest.mark.parametrize(("f16", "flash_attn"), [(True, False), (True, True), (False, True)])
+@pytest.mark.parametrize("arch", ["llama", "qwen2vl"])
+def test_second_keys_are_as_exact_in_other_caches(
+    arch: str, f16: bool, flash_attn: bool, tiny: Tiny, load: Load
+) -> None:
+    llm = load(tiny(arch), PAPER, f16=f16, flash_attn=flash_attn)
+    for n in (PROMPT, PROMPT + 1, PROMPT + 2):
+        llm.eval(TOKENS[llm.n_tokens : n])
+        check_rows(llm, tiny(arch), TOKENS[:n])
+
+
+@pytest.mark.parametrize("n_ubatch", [64, 7])
+def test_second_keys_follow_forks_and_rewinds(n_ubatch: int, tiny: Tiny, load: Load) -> None:
+    """Each cell that gets another key is turned again, though the position there is the same."""
+    llm, path = load(tiny("llama"), PAPER, n_seq_max=2, n_ubatch=n_ubatch), tiny("llama")
+    text, other = TOKENS[:PROMPT], TOKENS[60:]
+    llm.eval(text)
+    engine.copy_sequence(llm, 0, 1)
+    for n in range(2):
+        assert engine.decode(llm, [(line[n], PROMPT + n, seq, True) for seq, line in enumerate((other, other[9:]))])
+        for seq, line in enumerate((other, other[9:])):
+            check_rows(llm, path, [*text, *line[: n + 1]], row=seq)
+    for keep in (PROMPT + 1, 30):
+        for seq in range(2):
+            engine.rewind(llm, keep, seq)
+        assert engine.decode(llm, [(other[20], keep, 0, False), (other[21], keep + 1, 0, True)])
+        check_rows(llm, path, [*text, *other][:keep] + other[20:22])
+
+
+def test_second_keys_are_turned_by_the_table_in_force(tiny: Tiny, load: Load) -> None:
+    llm, path = load(tiny("llama"), PAPER), tiny("llama")
+    for i, setting in enumerate((PAPER, {**PAPER, "alpha": 0.5}, False, SHARED, PAPER)):
+        llm.pcd = False
+        llm.pcd = setting and pypcd.PCDConfig(**setting)
+        llm.eval(TOKENS[10 * i : 10 * i + 10])
+        if setting:
+            check_rows(llm, path, TOKENS[: llm.n_tokens])
 
 
 @pytest.mark.parametrize("evaluation", ["auto", "fused", "alternate"])
@@ -395,6 +449,24 @@ def test_contexts_that_can_have_no_twins_are_refused(
     assert llm.pcd is None
 
 
+def test_texts_and_caches_whose_keys_cannot_be_turned_are_refused(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama", n_embd=256), False, type_k=llama_cpp.GGML_TYPE_Q8_0)
+    with pytest.raises(pypcd.UnsupportedError, match="second keys are rotated in f16 and f32 alone.*use cache=shared"):
+        llm.pcd = "paper"
+    llm = load(tiny("qwen2vl"), PAPER)
+    llm.eval(TOKENS[:PROMPT])
+    restore(llm)
+    with pytest.raises(
+        pypcd.UnsupportedError, match="rotates the keys of pictures by three positions.*use cache=shared"
+    ):
+        llm.eval([5])
+    llm = load(tiny("llama"), PAPER)
+    llm.eval(TOKENS[:PROMPT])
+    llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(llm.ctx), 0, 8, 12)
+    with pytest.raises(pypcd.UnsupportedError, match="which position each cell of its cache holds.*use cache=shared"):
+        llm.eval([5])
+
+
 def test_an_evaluation_that_is_stopped_leaves_nothing_behind(tiny: Tiny, load: Load) -> None:
     """Ctrl-C between a token and its twin: the token goes, and the text goes on as if it had not been."""
     llm = load(tiny("llama"), {**WINDOW, "evaluation": "alternate"})
@@ -447,9 +519,7 @@ def test_a_text_that_is_not_known_has_no_second_evaluation(deed: str, tiny: Tiny
     if deed == "shift":
         do(llm, "shift", 5)
     else:  # past load_state(), which tells what its tokens are
-        state = cells(llm)
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        assert llama_cpp.llama_state_seq_set_data(llm.ctx, buffer, len(state), 0)
+        restore(llm)
     n = llm.n_tokens
     with pytest.raises(pypcd.UnsupportedError, match="evaluates the text a second time, and this one has parts"):
         llm.eval([5])
@@ -537,10 +607,11 @@ def test_rows_are_gone_once_a_state_is_restored_through_the_low_level_api(tiny: 
         llm.pcd_logits()
 
 
+@pytest.mark.parametrize("setting", [WINDOW, PAPER], ids=str)
 @pytest.mark.parametrize("n_asked", [1, 40])
-def test_batches_of_others_are_contrasted_too(n_asked: int, tiny: Tiny, load: Load) -> None:
+def test_batches_of_others_are_contrasted_too(n_asked: int, setting: dict[str, Any], tiny: Tiny, load: Load) -> None:
     """Under the same indices, also where more rows are asked for than there are twins in a batch."""
-    llm = load(tiny("llama"), WINDOW)
+    llm = load(tiny("llama"), setting)
     batch = llama_cpp.llama_batch_init(64, 0, 1)
     try:
         batch.n_tokens = PROMPT
