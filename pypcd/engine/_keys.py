@@ -61,7 +61,7 @@ class SecondKeys:
         names = "ROPE SET_ROWS MUL CONCAT SOFT_MAX FLASH_ATTN_EXT MUL_MAT CPY CONT DUP"
         numbers = [op_number(name.encode()) for name in names.split()]
         self._rope, self._set_rows, self._mul, self._concat, self._softmax, self._flash, *_ = numbers
-        self._writers, self._readers = {self._rope, self._set_rows}, {*numbers[5:]}
+        self._readers = {*numbers[5:]}
         self._views = {op_number(name) for name in (b"VIEW", b"RESHAPE", b"PERMUTE", b"TRANSPOSE")}
         # what a key may go through between its rotation and the cache
         followed = "CPY CONT DUP REPEAT SCALE RMS_NORM L2_NORM"
@@ -130,11 +130,13 @@ class SecondKeys:
 
     def see(self, tensor: int, op: int) -> None:
         try:
-            if op in self._writers:
-                self._see_writer(tensor, op)
+            if op == self._set_rows:
+                self._see_written(tensor)
             if self._rho is None or self._failed is not None:
                 return
-            if op in self._views:
+            if op == self._rope:
+                self._is_rotated = True
+            elif op in self._views:
                 if layer := self._layers.get(_view_of(tensor)):
                     self._give(tensor, layer)
             elif op in self._readers:
@@ -146,22 +148,17 @@ class SecondKeys:
             self._failed = error
             self.forget()
 
-    def _see_writer(self, tensor: int, op: int) -> None:
-        """A rotation, or something is written by the numbers of cells."""
+    def _see_written(self, tensor: int) -> None:
         source = _view_of(tensor)
-        if op == self._set_rows and self._rho and source not in self._layers and _is_keys(source):
+        if self._rho and source not in self._layers and _is_keys(source):
             self._layers[source] = self._open(source, tensor, self._rho)
-        layer = self._layers.get(source)
-        if layer and op == self._rope:  # all keys are shifted
-            layer.turned[:] = -1
-        elif layer:
+        if layer := self._layers.get(source):
             cells = _indices(tensor)
             layer.turned[cells] = -1
             if self._rho:
                 layer.own = cells
                 self._give(tensor, layer)
-        if self._rho and (op == self._rope or source in self._layers):
-            self._is_rotated = op == self._rope
+        self._is_rotated &= source not in self._layers
 
     def _give(self, tensor: int, layer: _Layer) -> None:
         node, second = Tensor.from_address(tensor), Tensor.from_address(layer.second)

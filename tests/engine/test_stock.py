@@ -65,9 +65,8 @@ def cells(llm: pypcd.Llama) -> bytes:
     return bytes(state)
 
 
-def restore(llm: pypcd.Llama) -> None:
-    """Its own state, through the low-level API."""
-    state = cells(llm)
+def restore(llm: pypcd.Llama, state: bytes) -> None:
+    """What cells() said, through the low-level API."""
     buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
     assert llama_cpp.llama_state_seq_set_data(llm.ctx, buffer, len(state), 0)
 
@@ -143,6 +142,34 @@ def test_second_keys_follow_forks_and_rewinds(n_ubatch: int, tiny: Tiny, load: L
             engine.rewind(llm, keep, seq)
         assert engine.decode(llm, [(other[20], keep, 0, False), (other[21], keep + 1, 0, True)])
         check_rows(llm, path, [*text, *other][:keep] + other[20:22])
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_second_keys_follow_restored_states(is_whole: bool, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), PAPER)
+    llm.eval(TOKENS[:40])
+    state, sequence = llm.save_state(), cells(llm)
+    engine.clear(llm)
+    llm.eval(TOKENS[60:100])
+    if is_whole:
+        llm.load_state(state)
+    else:
+        restore(llm, sequence)
+    llm.eval(TOKENS[40:41])
+    check_rows(llm, tiny("llama"), TOKENS[:41])
+
+
+@beside_native
+def test_second_keys_follow_a_shift(tiny: Tiny, load: Load) -> None:
+    rows = []
+    for kind in ("stock", "native"):
+        llm = load(tiny("llama"), PAPER, engine=kind)
+        llm.eval(TOKENS[:PROMPT])
+        do(llm, "shift", 5)
+        llm.eval(TOKENS[PROMPT : PROMPT + 1])
+        rows.append(llm.pcd_logits())
+    close(rows[0].local, rows[1].local, rounding(tiny("llama")))
+    close(rows[0].standard, rows[1].standard, rounding(tiny("llama")))
 
 
 def test_second_keys_are_turned_by_the_table_in_force(tiny: Tiny, load: Load) -> None:
@@ -455,7 +482,7 @@ def test_texts_and_caches_whose_keys_cannot_be_turned_are_refused(tiny: Tiny, lo
         llm.pcd = "paper"
     llm = load(tiny("qwen2vl"), PAPER)
     llm.eval(TOKENS[:PROMPT])
-    restore(llm)
+    restore(llm, cells(llm))
     with pytest.raises(
         pypcd.UnsupportedError, match="rotates the keys of pictures by three positions.*use cache=shared"
     ):
@@ -519,7 +546,7 @@ def test_a_text_that_is_not_known_has_no_second_evaluation(deed: str, tiny: Tiny
     if deed == "shift":
         do(llm, "shift", 5)
     else:  # past load_state(), which tells what its tokens are
-        restore(llm)
+        restore(llm, cells(llm))
     n = llm.n_tokens
     with pytest.raises(pypcd.UnsupportedError, match="evaluates the text a second time, and this one has parts"):
         llm.eval([5])
