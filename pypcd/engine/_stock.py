@@ -9,8 +9,8 @@ the token's position p, or without a window all of them:
     seq_rm(twin)                    # the memory is as it is without PCD
 
 Nothing is left between two calls, so prefixes, saved states and rewinds are as they are in llama.cpp. An over-rotated twin is
-decoded by itself, with other tables (_rotation.py); with cache="separate" a second context does that (_second.py). What this cannot
-do is in needs(), and what it cannot do in a context is told to Stock.
+decoded by itself, with other tables (_rotation.py), and with cache="rerotated" on keys of ours (_keys.py); with cache="separate" a
+second context does that (_second.py). What this cannot do is in needs(), and what it cannot do in a context is told to Stock.
 
 Batches that come through engine.decode() or a pypcd.Llama's methods pass through Stock.decode(). Those that others give to
 llama_decode are noticed when the function returns (watch()).
