@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd.engine._calls import positions_by_cell
-from pypcd.engine._rotation import Memory, Rho, Rotation, ggml
+from pypcd.engine._rotation import Memory, Rho, ggml
 from pypcd.engine._tensors import TYPES, Tensor, contents, op_number, raw
 from pypcd.errors import UnsupportedError
 
@@ -43,8 +43,8 @@ Positions = npt.NDArray[np.int32]
 class SecondKeys:
     """The second keys of a context. They are freed by close()."""
 
-    def __init__(self, ctx: Any, model: Any, rotation: Rotation) -> None:
-        self._ctx, self._rotation, self._memory = ctx, rotation, Memory()
+    def __init__(self, ctx: Any, model: Any) -> None:
+        self._ctx, self.memory = ctx, Memory()
         self._slides = int(llama_cpp.llama_model_n_swa(model)) > 0
         self._layers: dict[int, _Layer | None] = {}  # by the address of the cache's tensor; None: it is not rotated
         self._rotating: dict[int, _Layer] = {}  # by that of the second keys
@@ -67,14 +67,10 @@ class SecondKeys:
         followed = "CPY CONT DUP REPEAT SCALE RMS_NORM L2_NORM"
         self._followed = self._views | {op_number(name.encode()) for name in followed.split()}
 
-    @property
-    def n_bytes(self) -> int:
-        return self._memory.n_bytes
-
     def close(self) -> None:
         self._layers.clear()
         self._rotating.clear()
-        self._memory.close()
+        self.memory.close()
 
     def forget(self) -> None:
         """The cache has other keys now."""
@@ -143,14 +139,18 @@ class SecondKeys:
                 source = _pointer_at(tensor + _SOURCES + (_POINTER if op == self._flash else 0)).value
                 self._read = self._rotating.get(_view_of(source or tensor)) or self._read
             if self._read and op in (self._softmax, self._flash):
-                self._see_mask(Tensor.from_address(tensor).src[3 if op == self._flash else 1], self._read)
+                mask = Tensor.from_address(tensor).src[3 if op == self._flash else 1]
+                if mask:
+                    self._read.turn(*self._cells(mask, self._read.own))
+                    self._done.add(self._read.second)
+                    self._read, self._is_rotated = None, False
         except BaseException as error:  # noqa: BLE001  it cannot pass through the library
             self._failed = error
             self.forget()
 
     def _see_written(self, tensor: int) -> None:
         source = _view_of(tensor)
-        if self._rho and source not in self._layers and _is_keys(source):
+        if self._rho and source not in (0, *self._layers) and ggml().ggml_get_name(source).startswith(b"cache_k_l"):
             self._layers[source] = self._open(source, tensor, self._rho)
         if layer := self._layers.get(source):
             cells = _indices(tensor)
@@ -164,12 +164,6 @@ class SecondKeys:
         node, second = Tensor.from_address(tensor), Tensor.from_address(layer.second)
         self._given.append((tensor, node.view_src, node.buffer, node.data))
         node.view_src, node.buffer, node.data = layer.second, second.buffer, second.data + node.view_offs
-
-    def _see_mask(self, mask: int | None, layer: _Layer) -> None:
-        if mask:
-            layer.turn(*self._cells(mask, layer.own))
-            self._done.add(layer.second)
-            self._read, self._is_rotated = None, False
 
     def _cells(self, mask: int, own: Cells) -> tuple[Cells, Positions]:
         """The cells that twins see, but for those that they are written to, and the positions there."""
@@ -199,9 +193,8 @@ class SecondKeys:
                 f"this model rotates or stores keys in a way that second keys cannot follow; {_OTHER}"
             )
         kind = ggml().ggml_backend_buffer_get_type(head.buffer)
-        second = self._memory.tensor(kind, head.type, head.ne[0], head.ne[1])
-        layer = _Layer(first, second, found, self._rotation.own_factors(found.tensor))
-        layer.rotate(rho)
+        second = self.memory.tensor(kind, head.type, head.ne[0], head.ne[1])
+        layer = _Layer(first, second, found, rho)
         self._rotating[second] = layer
         return layer
 
@@ -247,18 +240,20 @@ class _Layer:
         own: the cells that twins are written to.
     """
 
-    def __init__(self, first: int, second: int, rotated: _Rotated, factors: Floats) -> None:
+    def __init__(self, first: int, second: int, rotated: _Rotated, rho: Rho) -> None:
         self.first, self.second, self._width = first, second, rotated.width
         self.turned = np.full(Tensor.from_address(first).ne[1], -1, np.int32)
         self.own: Cells = np.zeros(0, np.intp)
-        params = list(Tensor.from_address(rotated.tensor).op_params)
-        self._theta = _frequencies(params, factors)
-        stride, apart = (1, len(factors)) if params[2] & _HALVES else (2, 1)
+        rope = Tensor.from_address(rotated.tensor)
+        params, n = list(rope.op_params), rope.op_params[1] // 2
+        self._theta = _frequencies(params, contents(rope.src[2]).ravel() * rho(2 * n))  # it has factors / rho now
+        stride, apart = (1, n) if params[2] & _HALVES else (2, 1)
         begins = rotated.offset, rotated.offset + apart
-        self._pairs = [slice(begin, begin + stride * len(factors), stride) for begin in begins]
+        self._pairs = [slice(begin, begin + stride * n, stride) for begin in begins]
         weights = np.ones(rotated.width, np.float32) if rotated.weights is None else rotated.weights
         a, b = (weights[part] for part in self._pairs)
         self._ratios = [np.divide(x, y, out=np.zeros_like(x), where=y != 0) for x, y in ((a, b), (b, a))]
+        self.rotate(rho)
 
     def rotate(self, rho: Rho) -> None:
         """The frequencies from here on."""
@@ -294,7 +289,7 @@ def _angles(difference: bytes, positions: bytes) -> tuple[Floats, Floats]:
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
 
-def _frequencies(params: list[int], factors: Floats) -> npt.NDArray[np.float64]:
+def _frequencies(params: list[int], factors: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """What a rotation of ggml turns each pair by at position 1."""
     n, mode, n_ctx = params[1], params[2], params[4]
     base, scale, mix, _, fast, slow = np.array(params[5:11], np.int32).view(np.float32).astype(float).tolist()
@@ -316,12 +311,10 @@ def _frequencies(params: list[int], factors: Floats) -> npt.NDArray[np.float64]:
 
 def _order(full: Positions, sliding: Positions, n: int) -> Positions:
     """The n positions that a twin sees of those that layers with or without a sliding window have: the last ones."""
-    if n == len(full) and (len(sliding) < n or np.array_equal(full, sliding)):
-        return full
-    if n < len(full) and 0 < n <= len(sliding):
+    if n == 0 or (n == len(full) and (len(sliding) < n or np.array_equal(full, sliding))):
+        return full[:n]
+    if n < len(full) and n <= len(sliding):
         return sliding[sliding >= np.sort(sliding)[-n]]
-    if n == 0:
-        return full[:0]
     raise UnsupportedError(
         f"the cells of this model's layers with a sliding window cannot be told from the others; {_OTHER}"
     )
@@ -330,10 +323,6 @@ def _order(full: Positions, sliding: Positions, n: int) -> Positions:
 def _view_of(tensor: int) -> int:
     """The address of what a tensor is a view of; 0: of nothing."""
     return _pointer_at(tensor + _VIEW).value or 0
-
-
-def _is_keys(tensor: int) -> bool:
-    return tensor != 0 and ggml().ggml_get_name(tensor).startswith(b"cache_k_l")
 
 
 def _indices(tensor: int) -> Cells:

@@ -12,7 +12,7 @@ import ctypes
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -31,16 +31,12 @@ Rho = Callable[[int], npt.NDArray[np.float64]]
 Factors = npt.NDArray[np.float32]
 
 
-class Keys(Protocol):
-    def see(self, tensor: int, op: int) -> None: ...
-
-
 class Watch:
     """The callback that a context of the stock engine is opened with. It hands each operation on, to whom it concerns."""
 
     def __init__(self) -> None:
         self.rotation: Rotation | None = None
-        self.keys: Keys | None = None
+        self.see: Callable[[int, int], None] | None = None  # what second keys do with each operation
         self.reader: Callable[[int, bool, Any], bool] | None = None
         self.callback = llama_cpp.ggml_backend_sched_eval_callback(self._called)
         self._rope = op_number(b"ROPE")
@@ -50,8 +46,8 @@ class Watch:
             op = _op_of(tensor + _OP).value
             if op == self._rope:
                 self.rotation.give_table(tensor)
-            if self.keys is not None:
-                self.keys.see(tensor, op)
+            if self.see is not None:
+                self.see(tensor, op)
         return not is_asking if self.reader is None else self.reader(tensor, is_asking, data)
 
 
@@ -134,25 +130,18 @@ class Rotation:
     def give_table(self, tensor: int) -> None:
         """To a rotation that is computed next."""
         try:
-            current = Tensor.from_address(tensor).src[2] or 0
+            node = Tensor.from_address(tensor)
+            current, n = node.src[2] or 0, node.op_params[1] // 2
             if current not in self._ours:  # else this graph has been here before
                 self._own[tensor] = current
-            key = self._key(tensor)
+            key = ggml().ggml_backend_buffer_get_type(node.buffer), self._own[tensor], n
             if key not in self._tables:
                 self._tables[key] = self._make_table(*key)
                 self._write(*self._tables[key])
-            Tensor.from_address(tensor).src[2] = self._tables[key][0]
+            node.src[2] = self._tables[key][0]
             self._n_seen += 1
         except BaseException as error:  # noqa: BLE001  it cannot pass through the library
             self._failed = self._failed or error
-
-    def own_factors(self, tensor: int) -> Factors:
-        """The model's, of a rotation that has a table of ours."""
-        return self._tables[self._key(tensor)][1]
-
-    def _key(self, tensor: int) -> tuple[int, int, int]:
-        node = Tensor.from_address(tensor)
-        return ggml().ggml_backend_buffer_get_type(node.buffer), self._own[tensor], node.op_params[1] // 2
 
     def _write(self, address: int, own: Factors) -> None:
         factors = own if self._rho is None else (own / self._rho(2 * len(own))).astype(np.float32)

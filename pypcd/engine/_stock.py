@@ -255,7 +255,7 @@ class Stock:
         self._second: Second | None = None
         self.abort: Any = None  # the context's ggml_abort_callback
         self._texts: dict[int, list[int] | None] = {}  # the tokens of each sequence; None: not known
-        self._keys = SecondKeys(ctx, model, self._rotation)
+        self._keys = SecondKeys(ctx, model)
         self._has_sections = llama_cpp.llama_model_rope_type(model) in _SECTIONS
         closing.callback(self._rotation.close)
         closing.callback(self._keys.close)
@@ -289,10 +289,10 @@ class Stock:
         is_ours = _rotates(config) and not _rotates(config, "separate")
         self._watch.rotation = self._rotation if is_ours else None
         if not _rotates(config, "rerotated"):
-            self._watch.keys = None
-        elif self._watch.keys is None:
+            self._watch.see = None
+        elif self._watch.see is None:
             self._keys.forget()  # what was written meanwhile was not seen
-            self._watch.keys = self._keys
+            self._watch.see = self._keys.see
         self._config = config
         return None
 
@@ -405,7 +405,7 @@ class Stock:
         return PCDStats(
             **self._counts,
             last_fallback=self._last_fallback,
-            second_bytes=self._keys.n_bytes if self._second is None else self._second.n_bytes,
+            second_bytes=self._keys.memory.n_bytes if self._second is None else self._second.n_bytes,
             row_bytes=sum(array.nbytes for array in arrays if array is not None),
         )
 

@@ -390,14 +390,14 @@ def test_l_is_plain_to_the_bit_beside_an_over_rotated_twin(
     watch = _rotation.watch_of(llm)
     assert watch.rotation is None and watch.reader is None
     llm.pcd = pypcd.PCDConfig(**setting)
-    assert (watch.rotation is None, watch.keys is None) == (setting is SEPARATE, setting is not PAPER)
+    assert (watch.rotation is None, watch.see is None) == (setting is SEPARATE, setting is not PAPER)
     for tokens in (TOKENS[:PROMPT], *([token] for token in TOKENS[PROMPT : PROMPT + 5])):
         plain.eval(tokens)
         llm.eval(tokens)
         got = llm.pcd_logits()
         assert np.array_equal(got.standard, native_row(plain)) and np.abs(got.local - got.standard).max() > 0.05
     llm.pcd = False
-    assert watch.rotation is None and watch.keys is None
+    assert watch.rotation is None and watch.see is None
 
 
 # -- the end of the context ------------------------------------------------------------------------------------------
