@@ -205,7 +205,7 @@ def _places(found: Mapping[str, Mapping[str, int]]) -> list[tuple[str, str]]:
 def _engine_text(lib: dict[str, Any]) -> str:
     if lib["engine"] == "native":
         return f"native: all settings; PCD interface {lib['pcd_interface']}"
-    return f"stock: unsure, window, paper:cache=shared, but not all settings ({lib['why_stock']})"
+    return f"stock: unsure, window, paper, but not all settings ({lib['why_stock']})"
 
 
 def _yes(answer: str) -> str:

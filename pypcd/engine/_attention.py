@@ -18,23 +18,20 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from pypcd.engine import _bindings, _log
-from pypcd.engine._calls import call, context, stock
+from pypcd.engine import _bindings
+from pypcd.engine._calls import call, context, positions_by_cell, stock
 from pypcd.engine._context import decode
 from pypcd.engine._handles import is_open
 from pypcd.engine._rotation import watch_of
-from pypcd.engine._tensors import Tensor, ggml_base, op_number
+from pypcd.engine._tensors import TYPES, Tensor, contents, ggml_base, op_number, raw, strided
 from pypcd.errors import UnsupportedError
 
-__all__ = ["attention", "contents", "watched"]
+__all__ = ["attention", "watched"]
 
 Floats = npt.NDArray[np.float32]
 _Callback = Callable[[int, bool, Any], bool]
 
 _CELLS = 4096  # that are read at once: 8 MiB of keys in a model with 1,024 numbers a cell
-_TYPES = {0: np.float32, 1: np.float16}  # ggml's numbers of types; others are converted by ggml
-# of a state's head, in 32-bit words
-_LAYOUTS = [(header, stride) for header in (4, 3, 2, 1) for stride in (3, 6, 5, 2)]
 
 
 def attention(
@@ -139,10 +136,10 @@ class _Reader:
         whole = {il: one for il, one in self.found.items() if len(one[2]) == n}
         if not whole:
             return {}
-        order = _positions(llm, n)
+        order = positions_by_cell(context(llm), 0, range(n))
         # layers with a window order their cells by themselves
         has_windows = len({address for _, address, _ in whole.values()}) > 1
-        if has_windows and not np.array_equal(order, _positions(llm, n, of_window=True)):
+        if has_windows and not np.array_equal(order, positions_by_cell(context(llm), 0, range(n), of_window=True)):
             raise UnsupportedError("the attention of a model with sliding windows cannot be read beside this text")
         return {il: sums[:, cells[np.argsort(order)]] for il, (sums, _, cells) in whole.items()}
 
@@ -184,43 +181,26 @@ def _slope(max_bias: float, head: int, n_heads: int) -> float:
 # -- tensors -----------------------------------------------------------------------------------------------------------
 
 
-def _raw(address: int, offset: int, size: int) -> npt.NDArray[np.uint8]:
-    data = np.empty(size, np.uint8)
-    ggml_base().ggml_backend_tensor_get(address, data.ctypes.data, offset, size)
-    return data
-
-
-def _strided(raw: npt.NDArray[np.uint8], shape: Sequence[int], strides: Sequence[int], kind: Any) -> Floats:
-    return np.asarray(np.ndarray(shape, kind, raw.data, 0, strides), np.float32)
-
-
-def contents(address: int) -> Floats:
-    """A tensor of floats with any strides, in numpy's order."""
-    head = Tensor.from_address(address)
-    raw = _raw(address, 0, ggml_base().ggml_nbytes(address))
-    return _strided(raw, head.shape, [head.nb[i] for i in (3, 2, 1, 0)], _TYPES[head.type])
-
-
 def _rows(address: int, i2: int, n: int) -> Floats:
     """The first n rows of one matrix of a tensor of floats, float32[n, ne[0]]."""
     head = Tensor.from_address(address)
-    raw = _raw(address, i2 * head.nb[2], (n - 1) * head.nb[1] + head.ne[0] * head.nb[0])
-    return _strided(raw, (n, head.ne[0]), (head.nb[1], head.nb[0]), _TYPES[head.type])
+    data = raw(address, i2 * head.nb[2], (n - 1) * head.nb[1] + head.ne[0] * head.nb[0])
+    return strided(data, (n, head.ne[0]), (head.nb[1], head.nb[0]), TYPES[head.type])
 
 
 def _keys(address: int, begin: int, end: int) -> Floats:
     """The keys of some cells, float32[n_head_kv, end - begin, head_dim]."""
     head = Tensor.from_address(address)
     n, n_kv, width = end - begin, head.ne[2], head.ne[0]
-    if kind := _TYPES.get(head.type):
-        raw = _raw(address, begin * head.nb[1], (n - 1) * head.nb[1] + (n_kv - 1) * head.nb[2] + width * head.nb[0])
-        return _strided(raw, (n_kv, n, width), (head.nb[2], head.nb[1], head.nb[0]), kind)
+    if kind := TYPES.get(head.type):
+        data = raw(address, begin * head.nb[1], (n - 1) * head.nb[1] + (n_kv - 1) * head.nb[2] + width * head.nb[0])
+        return strided(data, (n_kv, n, width), (head.nb[2], head.nb[1], head.nb[0]), kind)
     traits = _Traits.from_address(ggml_base().ggml_get_type_traits(head.type))
     out = np.empty((n_kv, n, width), np.float32)
     size = width // traits.blck_size * traits.type_size  # of one head's key
-    raw = _raw(address, begin * head.nb[1], (n - 1) * head.nb[1] + (n_kv - 1) * head.nb[2] + size)
+    data = raw(address, begin * head.nb[1], (n - 1) * head.nb[1] + (n_kv - 1) * head.nb[2] + size)
     for i in range(n_kv):  # ggml converts what has no gaps
-        rows = np.ndarray((n, size), np.uint8, raw.data, i * head.nb[2], (head.nb[1], 1)).copy()
+        rows = np.ndarray((n, size), np.uint8, data.data, i * head.nb[2], (head.nb[1], 1)).copy()
         traits.to_float(rows.ctypes.data, out[i].ctypes.data, n * width)
     return out
 
@@ -236,32 +216,6 @@ class _Traits(ctypes.Structure):
         ("is_quantized", ctypes.c_bool),
         ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
     )
-
-
-def _positions(llm: llama_cpp.Llama, n: int, *, of_window: bool = False) -> npt.NDArray[np.int32]:
-    """The positions of sequence 0 in the order of their cells, int32[n].
-
-    A state begins with them; a buffer that has room for no more gets them before llama.cpp finds that it is too small, without a copy of
-    the keys.
-
-    Args:
-        of_window: of the layers with a sliding window.
-
-    Raises:
-        UnsupportedError: this llama.cpp lays out states in another way.
-    """
-    buffer = np.zeros(8 + 6 * n, np.int32)
-    data = buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-    with _log.silent():
-        if of_window:
-            llama_cpp.llama_state_seq_get_data_ext(context(llm), data, buffer.nbytes, 0, 1)
-        else:
-            llama_cpp.llama_state_seq_get_data(context(llm), data, buffer.nbytes, 0)
-    for header, stride in _LAYOUTS:
-        found = buffer[header : header + stride * n : stride]
-        if buffer[header - 1] == n and np.array_equal(np.sort(found), np.arange(n)):
-            return found.copy()
-    raise UnsupportedError("this llama.cpp does not say which position each cell of its cache holds")
 
 
 # -- the callback ------------------------------------------------------------------------------------------------------

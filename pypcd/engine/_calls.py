@@ -8,11 +8,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import llama_cpp
+import numpy as np
+import numpy.typing as npt
 
-from pypcd.engine import _bindings
+from pypcd.engine import _bindings, _log
 from pypcd.errors import InputError, UnsupportedError
 
-__all__ = ["ask", "batch_of", "call", "context", "memory", "model", "stock", "vocabulary"]
+__all__ = ["ask", "batch_of", "call", "context", "memory", "model", "positions_by_cell", "stock", "vocabulary"]
+
+# of a state's head, in 32-bit words
+_LAYOUTS = [(header, stride) for header in (4, 3, 2, 1) for stride in (3, 6, 5, 2)]
 
 
 def context(llm: llama_cpp.Llama) -> Any:
@@ -90,3 +95,35 @@ def call(function: Any, llm: llama_cpp.Llama, *args: Any) -> None:
         raise InputError(text)
     if status != _bindings.OK:
         raise UnsupportedError(text)
+
+
+def positions_by_cell(
+    ctx: Any, seq: int, known: Sequence[int] | npt.NDArray[np.int_], *, of_window: bool = False
+) -> npt.NDArray[np.int32]:
+    """The positions of a sequence in the order of their cells.
+
+    A state begins with them; a buffer that has room for no more gets them before llama.cpp finds that it is too small, without a copy of
+    the keys.
+
+    Args:
+        known: the positions, ascending.
+        of_window: of the layers with a sliding window, which may have only the last ones.
+
+    Raises:
+        UnsupportedError: this llama.cpp lays out states in another way, or the sequence has other positions.
+    """
+    n = len(known)
+    buffer = np.zeros(8 + 6 * n, np.int32)
+    data = buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+    with _log.silent():
+        if of_window and hasattr(llama_cpp, "llama_state_seq_get_data_ext"):  # llama-cpp-python 0.3.17 and newer
+            llama_cpp.llama_state_seq_get_data_ext(ctx, data, buffer.nbytes, seq, 1)
+        elif not of_window:
+            llama_cpp.llama_state_seq_get_data(ctx, data, buffer.nbytes, seq)
+    for header, stride in _LAYOUTS:
+        count = int(buffer[header - 1])
+        if count == n or (of_window and 0 < count < n):
+            found = buffer[header : header + stride * count : stride]
+            if np.array_equal(np.sort(found), known[n - count :]):
+                return found.copy()
+    raise UnsupportedError("this llama.cpp does not say which position each cell of its cache holds")

@@ -138,7 +138,7 @@ class PCDStats:
             min_first_entropy) left the token plain.
         n_derived: how many times the second keys were computed again from the first.
         n_caught_up: tokens whose second keys and values were evaluated later than the token (cache="separate").
-        second_bytes: memory of the second keys and values; in the engine "stock" of all that a second context has.
+        second_bytes: memory of the second keys and values; in the engine "stock" with cache="separate" of all that a second context has.
         kv_bytes: memory of the model's own keys and values.
         n_derived_cells: of how many tokens, counted in each cache; a model with sliding-window layers has two caches.
         n_fused: batches that were evaluated together with their twins, as evaluation="fused" asks. A batch that was

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from pypcd.engine._tensors import InitParams, Tensor, ggml_base, op_number
 from pypcd.errors import UnsupportedError
 
-__all__ = ["Rotation", "Watch", "eval_callback", "unknown_layout", "watch_of"]
+__all__ = ["Memory", "Rotation", "Watch", "eval_callback", "ggml", "unknown_layout", "watch_of"]
 
 _F32 = 0  # enum ggml_type
 _WEIGHTS = 1  # enum ggml_backend_buffer_usage
@@ -36,13 +36,18 @@ class Watch:
 
     def __init__(self) -> None:
         self.rotation: Rotation | None = None
+        self.see: Callable[[int, int], None] | None = None  # what second keys do with each operation
         self.reader: Callable[[int, bool, Any], bool] | None = None
         self.callback = llama_cpp.ggml_backend_sched_eval_callback(self._called)
         self._rope = op_number(b"ROPE")
 
     def _called(self, tensor: int, is_asking: bool, data: Any) -> bool:
-        if is_asking and self.rotation is not None and _op_of(tensor + _OP).value == self._rope:
-            self.rotation.give_table(tensor)
+        if is_asking and self.rotation is not None:
+            op = _op_of(tensor + _OP).value
+            if op == self._rope:
+                self.rotation.give_table(tensor)
+            if self.see is not None:
+                self.see(tensor, op)
         return not is_asking if self.reader is None else self.reader(tensor, is_asking, data)
 
 
@@ -58,6 +63,34 @@ def eval_callback(llm: llama_cpp.Llama) -> Any:
     return watch_of(llm).callback
 
 
+class Memory:
+    """Tensors of ours, in the memory of any device. They are freed by close()."""
+
+    def __init__(self) -> None:
+        self._opened: list[tuple[int, int]] = []
+        self.n_bytes = 0
+
+    def tensor(self, kind: int, type_: int, n0: int, n1: int = 1) -> int:
+        """The address of a new one, which holds zeros, in a buffer of this type."""
+        base = ggml()
+        ctx = base.ggml_init(InitParams(base.ggml_tensor_overhead(), None, True))
+        address = int(base.ggml_new_tensor_3d(ctx, type_, n0, n1, 1))
+        buffer, n_bytes = base.ggml_backend_alloc_ctx_tensors_from_buft(ctx, kind), base.ggml_nbytes(address)
+        if not buffer:
+            base.ggml_free(ctx)
+            raise UnsupportedError(f"there is no memory for another {n_bytes} bytes; use a smaller n_ctx")
+        base.ggml_backend_buffer_clear(buffer, 0)
+        self._opened.append((ctx, buffer))
+        self.n_bytes += n_bytes
+        return address
+
+    def close(self) -> None:
+        for ctx, buffer in self._opened:
+            ggml().ggml_backend_buffer_free(buffer)
+            ggml().ggml_free(ctx)
+        self._opened, self.n_bytes = [], 0
+
+
 class Rotation:
     """The tables of one context: frequency factors in the memory of each device. They are freed by close()."""
 
@@ -66,7 +99,7 @@ class Rotation:
         self._tables: dict[tuple[int, int, int], tuple[int, Factors]] = {}
         self._ours = set[int]()  # addresses of these tensors
         self._own: dict[int, int] = {}  # what a rotation had before
-        self._opened: list[tuple[int, int]] = []
+        self._memory = Memory()
         self._rho: Rho | None = None
         self._n_seen = 0
         self._failed: BaseException | None = None
@@ -91,10 +124,7 @@ class Rotation:
             raise UnsupportedError("this model's layers rotate nothing; use perturbation=none with a window")
 
     def close(self) -> None:
-        for ctx, buffer in self._opened:
-            _base().ggml_backend_buffer_free(buffer)
-            _base().ggml_free(ctx)
-        self._opened.clear()
+        self._memory.close()
         self._tables.clear()
 
     def give_table(self, tensor: int) -> None:
@@ -104,7 +134,7 @@ class Rotation:
             current, n = node.src[2] or 0, node.op_params[1] // 2
             if current not in self._ours:  # else this graph has been here before
                 self._own[tensor] = current
-            key = _base().ggml_backend_buffer_get_type(node.buffer), self._own[tensor], n
+            key = ggml().ggml_backend_buffer_get_type(node.buffer), self._own[tensor], n
             if key not in self._tables:
                 self._tables[key] = self._make_table(*key)
                 self._write(*self._tables[key])
@@ -115,28 +145,22 @@ class Rotation:
 
     def _write(self, address: int, own: Factors) -> None:
         factors = own if self._rho is None else (own / self._rho(2 * len(own))).astype(np.float32)
-        _base().ggml_backend_tensor_set(address, factors.ctypes.data, 0, factors.nbytes)
+        ggml().ggml_backend_tensor_set(address, factors.ctypes.data, 0, factors.nbytes)
 
     def _make_table(self, kind: int, own: int, n: int) -> tuple[int, Factors]:
-        base, factors = _base(), np.ones(n, np.float32)
+        base, factors = ggml(), np.ones(n, np.float32)
         if own:
             head = Tensor.from_address(own)
             if head.type != _F32 or base.ggml_backend_buffer_get_usage(head.buffer) != _WEIGHTS:
                 raise UnsupportedError('this model\'s frequency factors cannot be read here; use engine="native"')
             base.ggml_backend_tensor_get(own, factors.ctypes.data, 0, factors.nbytes)
-        ctx = base.ggml_init(InitParams(base.ggml_tensor_overhead(), None, True))
-        address = base.ggml_new_tensor_3d(ctx, _F32, n, 1, 1)
-        buffer = base.ggml_backend_alloc_ctx_tensors_from_buft(ctx, kind)
-        if not buffer:
-            base.ggml_free(ctx)
-            raise UnsupportedError(f"there is no memory for a table of {factors.nbytes} bytes")
-        self._opened.append((ctx, buffer))
+        address = self._memory.tensor(kind, _F32, n)
         self._ours.add(address)
         return address, factors
 
 
 @functools.lru_cache(maxsize=1)
-def _base() -> ctypes.CDLL:
+def ggml() -> ctypes.CDLL:
     """ggml, with the functions that make tensors."""
     base, pointer, number = ggml_base(), ctypes.c_void_p, ctypes.c_int
     signatures: dict[str, list[Any]] = {  # what is returned, and what is given
@@ -144,10 +168,12 @@ def _base() -> ctypes.CDLL:
         "ggml_init": [pointer, InitParams],
         "ggml_free": [None, pointer],
         "ggml_new_tensor_3d": [pointer, pointer, number, *[ctypes.c_int64] * 3],
-        "ggml_rope_ext": [pointer, *[pointer] * 4, *[number] * 3, *[ctypes.c_float] * 6],
+        "ggml_get_data": [pointer, pointer],
+        "ggml_rope_ext_inplace": [pointer, *[pointer] * 4, *[number] * 3, *[ctypes.c_float] * 6],
         "ggml_backend_alloc_ctx_tensors_from_buft": [pointer, pointer, pointer],
         "ggml_backend_buffer_get_type": [pointer, pointer],
         "ggml_backend_buffer_get_usage": [number, pointer],
+        "ggml_backend_buffer_clear": [None, pointer, ctypes.c_uint8],
         "ggml_backend_buffer_free": [None, pointer],
     }
     for name, (returned, *given) in signatures.items():
@@ -160,21 +186,22 @@ def _base() -> ctypes.CDLL:
 def unknown_layout() -> str | None:
     """Why rotations cannot be changed in this ggml, in a sentence; None if one that it makes has all in the known places."""
     try:
-        base = _base()
+        base = ggml()
     except AttributeError as error:
         return f"this ggml is another than those that over-rotation is known to work with ({error})"
-    ctx = base.ggml_init(InitParams(8 * base.ggml_tensor_overhead(), None, True))
+    ctx = base.ggml_init(InitParams(8 * base.ggml_tensor_overhead() + 4096, None, False))
     try:
         x, positions, factors = (
             base.ggml_new_tensor_3d(ctx, kind, *shape)
             for kind, shape in ((0, (12, 2, 3)), (26, (3, 1, 1)), (0, (5, 1, 1)))
         )
         node = Tensor.from_address(
-            base.ggml_rope_ext(ctx, x, positions, factors, 10, 2, 77, 1e4, 1.0, 0.0, 1.0, 32.0, 1.0)
+            base.ggml_rope_ext_inplace(ctx, x, positions, factors, 10, 2, 77, 1e4, 1.0, 0.0, 1.0, 32.0, 1.0)
         )
         seen = node.op, list(node.ne), list(node.src[:4]), node.op_params[1], node.op_params[4]
+        view, at = (node.view_src, node.view_offs, node.data), base.ggml_get_data(x)
     finally:
         base.ggml_free(ctx)
-    if seen == (op_number(b"ROPE"), [12, 2, 3, 1], [x, positions, factors, None], 10, 77):
+    if seen == (op_number(b"ROPE"), [12, 2, 3, 1], [x, positions, factors, None], 10, 77) and view == (x, 0, at):
         return None
     return "this ggml lays out its tensors in another way than those that over-rotation is known to work with"

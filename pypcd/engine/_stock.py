@@ -9,8 +9,8 @@ the token's position p, or without a window all of them:
     seq_rm(twin)                    # the memory is as it is without PCD
 
 Nothing is left between two calls, so prefixes, saved states and rewinds are as they are in llama.cpp. An over-rotated twin is
-decoded by itself, with other tables (_rotation.py); with cache="separate" a second context does that (_second.py). What this cannot
-do is in needs(), and what it cannot do in a context is told to Stock.
+decoded by itself, with other tables (_rotation.py), and with cache="rerotated" on keys of ours (_keys.py); with cache="separate" a
+second context does that (_second.py). What this cannot do is in needs(), and what it cannot do in a context is told to Stock.
 
 Batches that come through engine.decode() or a pypcd.Llama's methods pass through Stock.decode(). Those that others give to
 llama_decode are noticed when the function returns (watch()).
@@ -34,9 +34,11 @@ import numpy.typing as npt
 from pypcd.engine import _log
 from pypcd.engine._bindings import only_native
 from pypcd.engine._calls import batch_of
+from pypcd.engine._keys import SecondKeys
 from pypcd.engine._results import PCDLogits, PCDStats
 from pypcd.engine._rotation import Rotation, Watch, unknown_layout
 from pypcd.engine._second import Second
+from pypcd.engine._tensors import TYPES
 from pypcd.errors import PCDError, UnsupportedError
 from pypcd.settings import formula
 from pypcd.settings.config import PCDConfig
@@ -45,11 +47,16 @@ from pypcd.settings.fields import FIELDS
 __all__ = ["Stock", "n_twins", "needs", "watch"]
 
 _N_TWINS = 16  # at most, in one batch
+_SECTIONS = 8, 40  # enum llama_rope_type: M-RoPE, and with interleaved sections
 _NO_ROOM = "no free cells for twins beside their tokens: each twin before its token, in the same cell"
 _NOT_FUSED = "over-rotated twins are evaluated by themselves in the stock engine"
 _UNSEEN = (
     'cache="separate" evaluates the text a second time, and this one has parts that are no tokens, were moved, or were restored '
     "without them; use cache=shared, or evaluate the text from its beginning"
+)
+_PICTURES = (
+    "this model rotates the keys of pictures by three positions, and this text has parts that are no tokens, or were restored "
+    'without them; use cache=shared, or engine="native"'
 )
 # what gives a context another text; the last two are former names, which llama-cpp-python 0.3.16 calls
 _RESTORE = "llama_state_set_data", "llama_state_load_file", "llama_set_state_data", "llama_load_session_file"
@@ -135,8 +142,8 @@ def needs(config: PCDConfig) -> str | None:
     """What of a setting only pypcd's own libllama can do, in a few words; None if any libllama can do it all."""
     if config.perturbation == "noise":
         return 'perturbation="noise"'
-    if _rotates(config) and config.cache == "rerotated":
-        return 'cache="rerotated", unlike paper:cache=shared and paper:cache=separate,'
+    if _rotates(config, "rerotated") and config.type_k_over is not None:
+        return 'type_k_over with cache="rerotated"'
     if config.cache == "separate" and config.window is not None:
         return 'a window with cache="separate"'
     if config.sequences == "chosen":
@@ -149,6 +156,12 @@ def needs(config: PCDConfig) -> str | None:
 def _rotates(config: PCDConfig | None, cache: str | None = None) -> bool:
     """Whether a setting over-rotates, with this cache."""
     return config is not None and config.perturbation == "over-rotation" and cache in (None, config.cache)
+
+
+def _seen(config: PCDConfig, pos: int) -> tuple[range, range]:
+    """The positions before this one that its twin sees."""
+    near = 0 if config.window is None else max(pos + 1 - config.window, 0)
+    return range(min(config.n_sink, near)), range(near, pos)
 
 
 def _table(config: PCDConfig) -> dict[str, Any]:
@@ -242,11 +255,15 @@ class Stock:
         self._second: Second | None = None
         self.abort: Any = None  # the context's ggml_abort_callback
         self._texts: dict[int, list[int] | None] = {}  # the tokens of each sequence; None: not known
+        self._keys = SecondKeys(ctx, model)
+        self._has_sections = llama_cpp.llama_model_rope_type(model) in _SECTIONS
         closing.callback(self._rotation.close)
+        closing.callback(self._keys.close)
         self._twin_seqs = range(n_seq_max, int(llama_cpp.llama_n_seq_max(ctx)))
         self._memory = llama_cpp.llama_get_memory(ctx)
         self._n_vocab = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)))
         self._n_batch = int(llama_cpp.llama_n_batch(ctx))
+        self._n_together = min(len(self._twin_seqs), int(llama_cpp.llama_n_ubatch(ctx)))  # twins, in one graph
         self._is_suspended = self._is_evaluating = False
         self._answers: dict[int, _Answer] = {}
         self._asked: list[_Token] = []  # those of the last batch, if PCD was on
@@ -269,14 +286,22 @@ class Stock:
             raise UnsupportedError(only_native("a sampler that contrasts"))
         if config is not None and _rotates(config, "separate"):
             self._open_second(config)
-        self._watch.rotation = self._rotation if _rotates(config, "shared") else None
+        is_ours = _rotates(config) and not _rotates(config, "separate")
+        self._watch.rotation = self._rotation if is_ours else None
+        if not _rotates(config, "rerotated"):
+            self._watch.see = None
+        elif self._watch.see is None:
+            self._keys.forget()  # what was written meanwhile was not seen
+            self._watch.see = self._keys.see
         self._config = config
         return None
 
     def trim(self) -> None:
-        """Free the second context, if the setting in force does not need it."""
+        """Free the second context or the second keys, if the setting in force does not need them."""
         if not _rotates(self._config, "separate"):
             self._close_second()
+        if not _rotates(self._config, "rerotated"):
+            self._keys.close()
 
     def refusal(self, config: PCDConfig) -> str | None:
         what = needs(config)
@@ -284,6 +309,8 @@ class Stock:
             return only_native(what) if what else self._refusal
         if llama_cpp.llama_model_rope_type(self._model) == llama_cpp.LLAMA_ROPE_TYPE_NONE:
             return "this model has no rotary positions to over-rotate; use perturbation=none with a window"
+        if config.cache == "rerotated" and self._params.type_k not in TYPES:
+            return "second keys are rotated in f16 and f32 alone; open the model without type_k, or use cache=shared"
         return unknown_layout()
 
     def _open_second(self, config: PCDConfig) -> None:
@@ -339,6 +366,7 @@ class Stock:
     # -- the tokens of each sequence, which a second context evaluates (cache="separate") -------------------------------
 
     def forget_texts(self) -> None:
+        self._keys.forget()
         seqs = range(llama_cpp.llama_n_seq_max(self._ctx))
         self._texts = {seq: None for seq in seqs if llama_cpp.llama_memory_seq_pos_max(self._memory, seq) >= 0}
 
@@ -377,7 +405,7 @@ class Stock:
         return PCDStats(
             **self._counts,
             last_fallback=self._last_fallback,
-            second_bytes=0 if self._second is None else self._second.n_bytes,
+            second_bytes=self._keys.memory.n_bytes if self._second is None else self._second.n_bytes,
             row_bytes=sum(array.nbytes for array in arrays if array is not None),
         )
 
@@ -553,7 +581,7 @@ class Stock:
         The twins' rows take the place of those before. Each keeps its rank among them, since all that were asked for get one. If they
         are too many for one batch, their tokens are evaluated once more, for the rows.
         """
-        asked, n = list(places.values()), len(self._twin_seqs)
+        asked, n = list(places.values()), self._n_together
         status = 0
         for k in range(0, len(asked), n):
             status = status or self._evaluate_twins(config, asked[k : k + n])
@@ -592,14 +620,22 @@ class Stock:
         table = _table(config)
         with self._twins_of(config, tokens) as twins:
             if _rotates(config):
-                self._rotation.turn(self._ctx, lambda n_rot: formula.rho(n_rot, **table))
+                rho = lambda n_rot: formula.rho(n_rot, **table)
+                if config.cache == "rerotated":
+                    if self._has_sections and any(self._texts.get(one.parent, []) is None for one in tokens):
+                        raise UnsupportedError(_PICTURES)
+                    self._keys.begin(rho, table, [(one.parent, _seen(config, one.pos)) for one in twins])
+                self._rotation.turn(self._ctx, rho)
             try:
                 status = self._evaluate_tokens(twins)
             finally:
                 if _rotates(config):
                     self._rotation.turn(self._ctx, None)
+                    self._keys.end()
         if status == 0 and _rotates(config):
             self._rotation.check()
+            if config.cache == "rerotated":
+                self._keys.check()
             if config.evaluation == "fused":
                 self._fall_back(_NOT_FUSED)
         if status == 0:
@@ -630,10 +666,9 @@ class Stock:
                 raise self._taken(seq)
         try:
             for one, seq in zip(tokens, seqs):
-                near = 0 if config.window is None else max(one.pos + 1 - config.window, 0)
-                for begin, end in ((0, min(config.n_sink, near)), (near, one.pos)):
-                    if begin < end:
-                        llama_cpp.llama_memory_seq_cp(self._memory, one.parent, seq, begin, end)
+                for part in _seen(config, one.pos):
+                    if part:
+                        llama_cpp.llama_memory_seq_cp(self._memory, one.parent, seq, part.start, part.stop)
             yield [dataclasses.replace(one, seqs=[seq], asked=True) for one, seq in zip(tokens, seqs)]
         finally:
             for seq in seqs:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import pathlib
+from collections.abc import Sequence
+from typing import Any
 
 import llama_cpp
+import numpy as np
+import numpy.typing as npt
 
 from pypcd.library import ggml
 
-__all__ = ["Tensor", "ggml_base"]
+__all__ = ["Tensor", "contents", "ggml_base"]
+
+TYPES: dict[int, Any] = {0: np.float32, 1: np.float16}  # ggml's numbers of types; others are converted by ggml
 
 
 class InitParams(ctypes.Structure):
@@ -31,6 +37,9 @@ class Tensor(ctypes.Structure):
         ("op_params", ctypes.c_int32 * 16),
         ("flags", ctypes.c_int32),
         ("src", ctypes.c_void_p * 10),
+        ("view_src", ctypes.c_void_p),
+        ("view_offs", ctypes.c_size_t),
+        ("data", ctypes.c_void_p),
     )
 
     @property
@@ -59,3 +68,23 @@ def ggml_base() -> ctypes.CDLL:
 def op_number(name: bytes) -> int:
     """ggml's number of an operation; its versions differ in them."""
     return next(i for i in range(512) if ggml_base().ggml_op_name(i) == name)
+
+
+def raw(address: int, offset: int, size: int) -> npt.NDArray[np.uint8]:
+    """Some bytes of a tensor."""
+    data = np.empty(size, np.uint8)
+    ggml_base().ggml_backend_tensor_get(address, data.ctypes.data, offset, size)
+    return data
+
+
+def strided(
+    data: npt.NDArray[np.uint8], shape: Sequence[int], strides: Sequence[int], kind: Any
+) -> npt.NDArray[np.float32]:
+    return np.asarray(np.ndarray(shape, kind, data.data, 0, strides), np.float32)
+
+
+def contents(address: int) -> npt.NDArray[np.float32]:
+    """A tensor of floats with any strides, in numpy's order."""
+    head = Tensor.from_address(address)
+    data = raw(address, 0, ggml_base().ggml_nbytes(address))
+    return strided(data, head.shape, [head.nb[i] for i in (3, 2, 1, 0)], TYPES[head.type])

@@ -58,7 +58,7 @@ def test_what_is_installed_decides_and_a_process_with_the_native_library_has_bot
 def test_a_process_with_the_stock_library_says_what_the_other_is_needed_for(tiny: Tiny) -> None:
     more = """
 print(said(lambda: opened(engine="native")))
-print(said(lambda: opened(pcd="paper")))
+print(said(lambda: opened(pcd="blog")))
 print(said(lambda: pypcd.pcd_sampler(llm)))
 print(said(lambda: llm.set_sequence_pcd(0, {"beta": 1})))
 """
@@ -77,7 +77,7 @@ def test_there_is_no_other_engine() -> None:
     )
 
 
-@pytest.mark.parametrize("setting", ["paper:cache=shared", "paper:cache=separate"])
+@pytest.mark.parametrize("setting", ["paper", "paper:cache=shared", "paper:cache=separate"])
 def test_a_command_over_rotates_with_either_library(setting: str) -> None:
     code = "from pypcd.cli import main\nsys.exit(main(sys.argv[1:]))"
     options = "generate", "demo", "-p", "03=17, 05=29, 07=31. What is 05?", "--max-tokens", "8", "--pcd"
