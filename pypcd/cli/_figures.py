@@ -69,7 +69,7 @@ class Figures:
     def what_pcd_did(self) -> str:
         """A sentence, and the first of the texts that changed, each behind what the model alone would have written. Off does not mean that
         nothing was done: passages may have been repeated."""
-        if not self.pcd and self.answer.passages:
+        if not self.pcd and self.answer.written.found.passages:
             return f"replay, {self.did}"
         if self.pcd and not self.did.n_tokens:
             return f"PCD ({typed(self.pcd)})"

@@ -146,13 +146,13 @@ function told(message, writing, isCompared) {
   ].filter(Boolean).join(" · ");
 }
 
-/** What was read of the files, if not all, and what was not; and passages of them that stood before the question once more, each with where it stands. */
+/** What was read of the files, if not all, and what was not; and the passages that the question is about, each with where it stands. */
 function passages(message, act) {
   const {passages = [], note, documents, leftOut} = message.stats ?? {};
   const said = [documents && `Read ${documents}.`, leftOut && `${leftOut}.`, !passages.length && note && `No passage was read again: ${note}.`];
   const read = said.filter(Boolean).map(text => html`<p class="quiet">${text}</p>`);
   if (!passages.length) return read;
-  return html`${read}<details class="passages quiet"><summary>${passages.length === 1 ? "1 passage was" : `${passages.length} passages were`} read again</summary>
+  return html`${read}<details class="passages quiet"><summary>${passages.length === 1 ? "1 passage" : `${passages.length} passages`}</summary>
     ${passages.map(passage => html`<figure title="Show it in the text" @click=${() => getSelection().isCollapsed && act.passage(message, passage)}>
       <figcaption><button>${passage.document}, ${passage.place}</button></figcaption>
       <blockquote class="text" tabindex="0">${passage.text}</blockquote></figure>`)}</details>`;
