@@ -8,7 +8,6 @@
 #include "llama-graph.h"
 #include "llama-kv-cache.h"
 #include "llama-memory-recurrent.h"
-#include "llama-pcd-extras.h"
 #include "llama-pcd.h"
 
 #include <array>
@@ -94,12 +93,6 @@ struct llama_pcd {
 
     // build a graph of a few tokens, one of which gives a row, for those who look on; no memory is laid out for it
     void build_graph();
-
-    // see llama_pcd_watch_graphs
-    struct {
-        llama_pcd_graph_callback callback = nullptr;
-        void *                   data     = nullptr;
-    } watch;
 
     //
     // decode

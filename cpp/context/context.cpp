@@ -1,7 +1,6 @@
 // Joins the parts of a context, and hands hooks on to them.
 
 #include "context/context.h"
-#include "bench/measure.h"
 
 #include "llama-model.h"
 
@@ -72,7 +71,8 @@ int32_t llama_pcd_context::set_eval_callback(ggml_backend_sched_eval_callback ca
     cparams.cb_eval           = callback;
     cparams.cb_eval_user_data = user_data;
 
-    reset_graphs(); // the scheduler learns of its callback when a graph is built
+    ggml_backend_sched_set_eval_callback(lctx.get_sched(), callback, user_data); // llama.cpp does so when it builds a graph
+    reset_graphs();
 
     return LLAMA_PCD_OK;
 }

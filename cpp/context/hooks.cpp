@@ -2,7 +2,6 @@
 // Each finds its part and calls it. With nothing turned on in a context, each is a test of a null pointer.
 
 #include "context/context.h"
-#include "bench/measure.h"
 #include "graph/graph.h"
 #include "llama-pcd-rope.h"
 
@@ -24,12 +23,8 @@ ggml_status llama_pcd_compute(llama_context & lctx, ggml_cgraph * gf, const llam
         return lctx.graph_compute(gf, ubatch.n_tokens > 1);
     }
 
-    const uint32_t    n_twin = pcd->core.twins ? pcd->core.twins->count(ubatch) : 0;
-    const ggml_status status = lctx.graph_compute(gf, std::max(n_twin, ubatch.n_tokens - n_twin) > 1);
-
-    llama_pcd_graph_computed(*pcd, lctx.get_sched(), gf);
-
-    return status;
+    const uint32_t n_twin = pcd->core.twins ? pcd->core.twins->count(ubatch) : 0;
+    return lctx.graph_compute(gf, std::max(n_twin, ubatch.n_tokens - n_twin) > 1);
 }
 
 uint32_t llama_pcd_max_nodes(const llama_context & lctx) {
@@ -80,10 +75,6 @@ bool llama_pcd_seq_removed(llama_memory_i & memory, llama_seq_id seq_id, llama_p
         memory.pcd->seq_removed(seq_id);
     }
     return true;
-}
-
-bool llama_pcd_skips_buft(ggml_backend_buffer_type_t buft) {
-    return llama_pcd_cpu::skips(buft);
 }
 
 //

@@ -166,6 +166,9 @@ private:
         int64_t                    n;
     };
 
+    bool    multiplies(const attn & args) const;
+    int64_t n_grouped (const attn & args, int64_t n) const;
+
     ggml_tensor * build_mask   (const attn & args, const part & p);
     ggml_tensor * build_weights(const attn & args, const part & p);
     ggml_tensor * build_values (const attn & args, const part & p, ggml_tensor * weights) const;

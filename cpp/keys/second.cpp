@@ -1,7 +1,6 @@
 // Allocates second keys and values, keeps track of their cells, and turns second keys in memory.
 
 #include "keys/second.h"
-#include "bench/measure.h"
 
 #include "llama-impl.h"
 #include "llama-model.h"
@@ -406,7 +405,6 @@ ggml_status llama_pcd_second::turn_piece(
 
     const ggml_status status = lctx.graph_compute(gf, false);
     ggml_backend_sched_synchronize(sched);
-    llama_pcd_graph_computed(pcd, sched, gf);
 
     return status;
 }
