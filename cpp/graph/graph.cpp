@@ -128,7 +128,7 @@ ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur, ggml
         return cur;
     }
     if (core->probing) {
-        seen.push_back(cur);
+        core->limits.seen.push_back(cur);
     }
 
     const auto & settings = core->settings;
@@ -149,19 +149,6 @@ ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur, ggml
     core->limits.has_rotations = true;
 
     return cur;
-}
-
-void llama_pcd_graph::end() {
-    auto & graph = current();
-
-    const bool probing = graph.core && graph.core->probing;
-    for (int i = 0; probing && i < ggml_graph_n_nodes(graph.gf); ++i) {
-        const ggml_tensor * node = ggml_graph_node(graph.gf, i);
-        if (node->op == GGML_OP_ROPE && std::find(graph.seen.begin(), graph.seen.end(), node) == graph.seen.end()) {
-            graph.core->limits.hides_rotation = true; // it did not come by here
-        }
-    }
-    graph = {};
 }
 
 bool llama_pcd_graph::offset(ggml_tensor * a, int n_offs) {

@@ -78,9 +78,6 @@ struct llama_pcd_graph {
     // `cur`, which is `a` rotated by the model as r says, with a twin's rotation or noise
     ggml_tensor * rotated(ggml_context * c, ggml_tensor * cur, ggml_tensor * a, llama_pcd_rotation r);
 
-    // the graph is complete
-    static void end();
-
     // the model has the rotation `a` start at another dimension; false: let the model do that itself
     bool offset(ggml_tensor * a, int n_offs);
 
@@ -127,8 +124,6 @@ private:
     int32_t  n_attn   = 0; // attentions built so far: the layer, where each has one
 
     std::vector<llama_pcd_rotation> rotations; // built and not yet claimed by a layer
-
-    std::vector<const ggml_tensor *> seen; // while probing: all of them, as the model built them
 
     bool splitting = false; // inside our own calls of build_attn_mha
 

@@ -87,9 +87,6 @@ struct llama_pcd_memory {
     // take a whole sequence out, as seq_rm does, but without looking at the cells of others
     void remove(llama_seq_id seq_id) const;
 
-    // the cells of a sequence in each cache
-    std::vector<std::vector<int32_t>> all_cells(llama_seq_id seq_id) const;
-
     // whether sliding-window layers still have all that the tokens of a sequence at positions [pos, end) see
     bool has_all_before(llama_seq_id seq_id, llama_pos pos, llama_pos end) const;
 
