@@ -1,5 +1,4 @@
-// The seam between llama.cpp and this folder, both ways: what llama.cpp's files call (the hooks, see README.md), and every
-// private member of llama.cpp that we use. It does not know what a hook does, nor what a member is used for.
+// Every private member of llama.cpp that we use. It does not know what a member is used for.
 
 #pragma once
 
@@ -8,12 +7,11 @@
 #include "llama-graph.h"
 #include "llama-kv-cache.h"
 #include "llama-memory-recurrent.h"
-#include "llama-pcd-extras.h"
+#include "llama-pcd-hooks.h"
 #include "llama-pcd.h"
 
 #include <array>
 #include <functional>
-#include <map>
 
 // a flag that is set as long as this lives
 struct llama_pcd_while {
@@ -24,39 +22,11 @@ private:
     bool & flag;
 };
 
-// What hangs on a context (cparams.pcd), empty until something of ours is first turned on.
-// llama.cpp's files, and our parts below, see this much of it; llama_pcd_context joins the parts.
-struct llama_pcd {
+// What hangs on a context, as our parts see it; llama_pcd_context joins the parts.
+struct llama_pcd : llama_pcd_hooks {
     explicit llama_pcd(llama_context & lctx) : lctx(lctx) {}
 
-    virtual ~llama_pcd() = default;
-
     llama_context & lctx;
-
-    //
-    // hooks
-    //
-
-    // llama_context::decode, after each micro-batch
-    virtual void ubatch_computed() = 0;
-
-    // llama_kv_cache::memory_breakdown: what lies beside this cache
-    virtual void add_memory(const llama_kv_cache & kv, std::map<ggml_backend_buffer_type_t, size_t> & sizes) const = 0;
-
-    // llama_kv_cache: cells were given to other tokens, decoded or loaded ones; a state is loaded (-1: of all sequences, whose cells
-    // are not given one by one); positions are about to change
-    virtual void cells_placed(const llama_kv_cache & kv, const llama_kv_cache::slot_info & sinfo) = 0;
-    virtual void cells_loaded(llama_seq_id seq_id) = 0;
-    virtual void keys_shift  (llama_kv_cache & kv) = 0;
-
-    // llama_memory_*, as callers use them: a whole sequence (-1: all) was removed; copied; all others were removed
-    virtual void seq_removed(llama_seq_id seq_id) = 0;
-    virtual void seq_copied (llama_seq_id src, llama_seq_id dst) = 0;
-    virtual void seq_kept   (llama_seq_id seq_id) = 0;
-
-    // llama_kv_cache::set_input_kq_mask: the last rows, those of the twins, are filled here
-    virtual uint32_t n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const = 0;
-    virtual void     fill_mask  (const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const = 0;
 
     //
     // the graphs of the context
@@ -84,7 +54,6 @@ struct llama_pcd {
 
     uint32_t n_schedulers = 1; // of llama.cpp's so far: it makes another when its graphs become larger or others
 
-    void   drop_cached() { cached = {}; }
     size_t cached_bytes() const;
 
     // reserve memory for the graphs again: later, before the next one is computed, or now, by building the largest ones.
@@ -93,13 +62,7 @@ struct llama_pcd {
     void reserve_now(const std::function<void()> & undo);
 
     // build a graph of a few tokens, one of which gives a row, for those who look on; no memory is laid out for it
-    void build_graph();
-
-    // see llama_pcd_watch_graphs
-    struct {
-        llama_pcd_graph_callback callback = nullptr;
-        void *                   data     = nullptr;
-    } watch;
+    ggml_cgraph * build_graph();
 
     //
     // decode
@@ -132,12 +95,23 @@ struct llama_pcd {
     static uint32_t & n_seq_max(llama_memory_recurrent & m) { return m.n_seq_max; }
     static auto     & ctxs_bufs(llama_memory_recurrent & m) { return m.ctxs_bufs; }
 
-    // the kind of memory that inputs of graphs are in: the CPU's, from which a device copies them
-    static ggml_backend_buffer_type_t input_buft(const llama_context & c) { return c.backend_buft.back(); }
-
     // settings
-    static llama_cparams              & cparams(llama_context & c) { return c.cparams; }
-    static std::shared_ptr<llama_pcd> & slot   (llama_context & c) { return c.cparams.pcd; }
+    static llama_cparams & cparams(llama_context & c) { return c.cparams; }
+
+    // where what hangs on a context is kept
+    static std::unique_ptr<llama_pcd_hooks> & slot(llama_context & c) { return c.pcd; }
+
+    // A micro-batch of at most one token and its twin is no prompt: as long as this lives, it runs with the threads for generation.
+    struct step_threads {
+        explicit step_threads(llama_context & c);
+        ~step_threads();
+
+    private:
+        llama_context & c;
+
+        const int32_t           n_threads_batch;
+        const ggml_threadpool_t threadpool_batch;
+    };
 
     // backend samplers, and what they gave for the outputs of the last batch
     static const auto & samplers(const llama_context & c) { return c.sampling.samplers; }
@@ -195,7 +169,7 @@ public:
     void set_input(const llama_ubatch * /*ubatch*/) override {}
 
     bool can_reuse(const llm_graph_params & params) override {
-        return params.cparams.pcd.get() == &pcd && pcd.generation == generation;
+        return params.cparams.pcd == &pcd && pcd.generation == generation;
     }
 
     const llama_pcd & pcd;
@@ -206,37 +180,3 @@ public:
 // ggml lays a graph out in memory as it did the last one with as many nodes and leafs, whatever they do: a tensor of one may then
 // lie where another that is still needed lies. After this there is no last one. False: no memory.
 bool llama_pcd_forget_layout(ggml_backend_sched_t sched);
-
-//
-// hooks that are functions
-//
-
-// llm_graph_context's constructor: which graph is being built
-void llama_pcd_graph_begin(const llm_graph_context & gctx);
-
-// llama_model::build_graph: the graph is whole
-void llama_pcd_graph_end();
-
-// llm_graph_context::build_attn_mha: attention of standard tokens and twins side by side; null: nothing to do
-ggml_tensor * llama_pcd_build_attn(
-        const llm_graph_context & gctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * kq_b,
-        ggml_tensor * kq_mask, ggml_tensor * sinks, ggml_tensor * v_mla, int64_t n_kv_max, float kq_scale, int il);
-
-// llama_kv_cache::cpy_k, cpy_v: store the second keys and values too
-void llama_pcd_store_k(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il);
-void llama_pcd_store_v(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * v_cur, int32_t il);
-
-// llama_context::decode: true if the batch was decoded here, with the result in ret
-bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int & ret);
-
-// llama_context::process_ubatch: compute a graph. One token and its twin are no prompt: they run with the threads for generation.
-ggml_status llama_pcd_compute(llama_context & lctx, ggml_cgraph * gf, const llama_ubatch & ubatch);
-
-// llama_context::graph_max_nodes: room for the nodes that we add; llama.cpp asks when it makes a scheduler
-uint32_t llama_pcd_max_nodes(const llama_context & lctx);
-
-// llama_memory_seq_rm, after a removal (recurrent memory may refuse): settings go with a whole sequence; true
-bool llama_pcd_seq_removed(llama_memory_i & memory, llama_seq_id seq_id, llama_pos p0, llama_pos p1);
-
-// llama-model.cpp, make_cpu_buft_list: weights are not kept in this buffer type
-bool llama_pcd_skips_buft(ggml_backend_buffer_type_t buft);

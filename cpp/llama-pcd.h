@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 // bumped whenever llama_pcd_params or the meaning of a function changes
-#define LLAMA_PCD_VERSION 16
+#define LLAMA_PCD_VERSION 17
 
 // how far behind the best plausible token the others begin in the rows that callers read; see llama_pcd_contrast
 #define LLAMA_PCD_BEHIND 60.0f
@@ -194,6 +194,23 @@ LLAMA_API float llama_pcd_entropy(const float * row, int32_t n_vocab);
 // min_entropy or min_first_entropy is plain, as its setting asks for.
 LLAMA_API struct llama_sampler * llama_sampler_init_pcd(struct llama_context * ctx);
 LLAMA_API void                   llama_sampler_pcd_set_row(struct llama_sampler * smpl, int32_t i);
+
+//
+// not PCD: watching what is computed, and attention
+//
+
+// Have `callback` asked about each operation that this context computes, as by llama_context_params.cb_eval, which a context can be opened
+// with alone. What the graph computes from a tensor comes later: a callback may put other numbers into it. NULL: no more.
+LLAMA_API int32_t llama_pcd_set_eval_callback(
+        struct llama_context * ctx, ggml_backend_sched_eval_callback callback, void * user_data, char * err, size_t n_err);
+
+// How much attention n tokens pay to each position, evaluated behind the `pos` that a sequence holds: the sum over heads, averaged over the
+// tokens, into pays[pos + n]. heads: n_heads pairs of a layer and a head, counted from 0, layers without attention not. Layers behind the
+// last of them are not computed, so the tokens have to be taken out of the sequence before anything else, also if this fails:
+// LLAMA_PCD_UNSUPPORTED if it cannot be read, LLAMA_PCD_NO_MEMORY if the tokens have no room.
+LLAMA_API int32_t llama_pcd_attention(
+        struct llama_context * ctx, llama_seq_id seq_id, const llama_token * tokens, int32_t n, llama_pos pos,
+        const int32_t * heads, int32_t n_heads, double * pays, char * err, size_t n_err);
 
 // AMX, the matrix unit of some CPUs. Some compilers break ggml's kernels for it, which then crash. So models are loaded without
 // them, and with ggml's other kernels for the CPU, unless this process has said that they compute rightly.

@@ -27,7 +27,7 @@ import fields
 
 # those outside docs/
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "cpp/README.md", "pypcd/models/README.md")
-HEADERS = ("llama-pcd.h", "llama-pcd-extras.h")
+HEADERS = ("llama-pcd.h",)
 PACKAGES = ("pypcd", "pypcd.decode", "pypcd.evaluation", "pypcd.bench")
 ITEM = re.compile(r" *([-*]|\d+\.) ")
 

@@ -1,14 +1,13 @@
-// The public C API (llama-pcd.h, llama-pcd-extras.h): every extern "C" function but the sampler's, each behind the guard. What a
+// The public C API (llama-pcd.h): every extern "C" function but the sampler's, each behind the guard. What a
 // function does is written in the part that it calls.
 
 #include "llama-pcd.h"
-#include "llama-pcd-extras.h"
-#include "bench/measure.h"
 #include "context/context.h"
 #include "formulas/formulas.h"
 #include "twins/settings.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -262,17 +261,12 @@ float llama_pcd_entropy(const float * row, int32_t n_vocab) {
 // the CPU
 //
 
+static std::atomic<bool> amx_on { false };
+
 void llama_pcd_set_amx(bool on) {
-    llama_pcd_cpu::set_amx(on);
+    amx_on = on;
 }
 
-//
-// measuring
-//
-
-void llama_pcd_watch_graphs(llama_context * ctx, llama_pcd_graph_callback callback, void * data) {
-    llama_pcd_guarded_value(__func__, false, [&]() {
-        pcd_context::made(*ctx).watch = { callback, data };
-        return true;
-    });
+bool llama_pcd_skips_buft(ggml_backend_buffer_type_t buft) {
+    return !amx_on && strcmp(ggml_backend_buft_name(buft), "AMX") == 0;
 }

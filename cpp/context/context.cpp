@@ -1,7 +1,6 @@
 // Joins the parts of a context, and hands hooks on to them.
 
 #include "context/context.h"
-#include "bench/measure.h"
 
 #include "llama-model.h"
 
@@ -12,19 +11,20 @@ llama_pcd_context::llama_pcd_context(llama_context & lctx) :
     decoder(core) {}
 
 llama_pcd_context * llama_pcd_context::of(const llama_cparams & cparams) {
-    return static_cast<llama_pcd_context *>(cparams.pcd.get());
+    return static_cast<llama_pcd_context *>(cparams.pcd);
 }
 
 llama_pcd_context & llama_pcd_context::made(llama_context & lctx) {
     auto & slot = llama_pcd::slot(lctx);
     if (!slot) {
-        auto res = std::make_shared<llama_pcd_context>(lctx);
+        auto res = std::make_unique<llama_pcd_context>(lctx);
         if (auto * mem = lctx.get_memory()) {
             mem->pcd = res.get();
         }
         for (auto * kv : res->memory.kvs) {
             kv->pcd = res.get();
         }
+        llama_pcd::cparams(lctx).pcd = res.get();
         slot = std::move(res);
     }
     return *of(lctx);
@@ -72,7 +72,8 @@ int32_t llama_pcd_context::set_eval_callback(ggml_backend_sched_eval_callback ca
     cparams.cb_eval           = callback;
     cparams.cb_eval_user_data = user_data;
 
-    reset_graphs(); // the scheduler learns of its callback when a graph is built
+    ggml_backend_sched_set_eval_callback(lctx.get_sched(), callback, user_data); // llama.cpp does so when it builds a graph
+    reset_graphs();
 
     return LLAMA_PCD_OK;
 }
@@ -89,6 +90,10 @@ void llama_pcd_context::recover(const llama_pcd_memory::ends & before) {
 }
 
 int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {
+    if (memory.has_shift()) { // positions have changed, and the keys are yet to follow
+        core.second.keys_shift();
+        prepare();
+    }
     if (core.settings.on) {
         return (int) decoder.decode(batch);
     }
@@ -111,14 +116,6 @@ uint32_t llama_pcd_context::n_nodes() const {
     return 64*lctx.get_model().hparams.n_layer_all;
 }
 
-void llama_pcd_context::add_memory(const llama_kv_cache & kv, std::map<ggml_backend_buffer_type_t, size_t> & sizes) const {
-    core.second.add_bytes(kv, sizes);
-}
-
-void llama_pcd_context::cells_placed(const llama_kv_cache & kv, const llama_kv_cache::slot_info & sinfo) {
-    core.second.cells_placed(kv, sinfo);
-}
-
 void llama_pcd_context::cells_loaded(llama_seq_id seq_id) {
     core.second.cells_loaded(seq_id);
     core.sequences.forget_answer(seq_id); // a state does not say where its answer began
@@ -133,16 +130,8 @@ void llama_pcd_context::seq_copied(llama_seq_id src, llama_seq_id dst) {
     });
 }
 
-void llama_pcd_context::keys_shift(llama_kv_cache & kv) {
-    core.second.keys_shift(kv);
-}
-
-uint32_t llama_pcd_context::n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const {
-    return memory.index_of(&kv) < memory.kvs.size() && core.twins ? core.twins->count_last(ubatch) : 0;
-}
-
 void llama_pcd_context::fill_mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const {
-    if (n_mask_rows(kv, ubatch) > 0) {
+    if (core.twins && memory.index_of(&kv) < memory.kvs.size()) {
         core.view.mask(*core.twins, kv, dst, ubatch);
     }
 }

@@ -1,6 +1,6 @@
 // What hangs on a context: the parts of PCD, side by side. Knows nothing of how they work.
 //
-// llama.cpp's structs point to a `llama_pcd`, whose virtual functions are the hooks; `llama_pcd_context` is what it is. That owns the
+// llama.cpp's structs point to `llama_pcd_hooks`; `llama_pcd_context` is what these are. That owns the
 // `llama_pcd_core`, which has all that lasts from batch to batch (settings, second keys, ids of twins), and the `llama_pcd_decoder`,
 // which evaluates a batch.
 
@@ -88,20 +88,14 @@ struct llama_pcd_context : llama_pcd {
     // hooks
     //
 
-    void ubatch_computed() override { core.second.cells_computed(); }
-
-    void add_memory(const llama_kv_cache & kv, std::map<ggml_backend_buffer_type_t, size_t> & sizes) const override;
-
-    void cells_placed(const llama_kv_cache & kv, const llama_kv_cache::slot_info & sinfo) override;
+    void cells_placed(const llama_kv_cache & kv, const std::vector<uint32_t> & cells) override { core.second.cells_placed(kv, cells); }
     void cells_loaded(llama_seq_id seq_id) override;
-    void keys_shift  (llama_kv_cache & kv) override;
 
     void seq_removed(llama_seq_id seq_id) override                { core.sequences.remove(seq_id); }
     void seq_copied (llama_seq_id src, llama_seq_id dst) override;
     void seq_kept   (llama_seq_id seq_id) override                { core.sequences.keep(seq_id); }
 
-    uint32_t n_mask_rows(const llama_kv_cache & kv, const llama_ubatch & ubatch) const override;
-    void     fill_mask  (const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const override;
+    void fill_mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const override;
 
 private:
     bool last_mixed = false; // the last graph that was begun is not llama.cpp's own

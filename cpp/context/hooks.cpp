@@ -1,8 +1,7 @@
-// What llama.cpp calls: the hooks that are functions (llama-pcd-impl.h) and the wrappers around ggml's rotations (llama-pcd-rope.h).
+// What llama.cpp calls: the hooks that are functions (llama-pcd-hooks.h) and the wrappers around ggml's rotations (llama-pcd-rope.h).
 // Each finds its part and calls it. With nothing turned on in a context, each is a test of a null pointer.
 
 #include "context/context.h"
-#include "bench/measure.h"
 #include "graph/graph.h"
 #include "llama-pcd-rope.h"
 
@@ -16,20 +15,6 @@ bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int &
     }
     ret = pcd->decode(batch);
     return true;
-}
-
-ggml_status llama_pcd_compute(llama_context & lctx, ggml_cgraph * gf, const llama_ubatch & ubatch) {
-    auto * pcd = llama_pcd_context::of(lctx);
-    if (!pcd) {
-        return lctx.graph_compute(gf, ubatch.n_tokens > 1);
-    }
-
-    const uint32_t    n_twin = pcd->core.twins ? pcd->core.twins->count(ubatch) : 0;
-    const ggml_status status = lctx.graph_compute(gf, std::max(n_twin, ubatch.n_tokens - n_twin) > 1);
-
-    llama_pcd_graph_computed(*pcd, lctx.get_sched(), gf);
-
-    return status;
 }
 
 uint32_t llama_pcd_max_nodes(const llama_context & lctx) {
@@ -49,10 +34,6 @@ void llama_pcd_graph_begin(const llm_graph_context & gctx) {
         throw std::runtime_error("pcd: no memory to lay a graph out");
     }
     llama_pcd_graph::begin(gctx, pcd ? &pcd->core : nullptr);
-}
-
-void llama_pcd_graph_end() {
-    llama_pcd_graph::end();
 }
 
 void llama_pcd_store_k(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il) {
@@ -80,10 +61,6 @@ bool llama_pcd_seq_removed(llama_memory_i & memory, llama_seq_id seq_id, llama_p
         memory.pcd->seq_removed(seq_id);
     }
     return true;
-}
-
-bool llama_pcd_skips_buft(ggml_backend_buffer_type_t buft) {
-    return llama_pcd_cpu::skips(buft);
 }
 
 //

@@ -5,6 +5,7 @@
 #include "llama-impl.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 llama_pcd_saved_states::llama_pcd_saved_states(llama_pcd_states & states, const llama_batch_ext & tokens) : states(states) {
@@ -35,6 +36,10 @@ llama_pcd_outcome llama_pcd_pass::run(const llama_batch_ext & batch, llama_pcd_t
     // twins alone have graphs of their own, which take turns with their tokens'
     const bool alone = !twins.together && batch.tokens.size() <= LLAMA_PCD_MAX_TWINS;
 
+    std::optional<llama_pcd::step_threads> threads;
+    if (std::max(twins.all.size(), batch.tokens.size() - twins.all.size()) <= 1) {
+        threads.emplace(core.pcd.lctx);
+    }
     const auto res = (llama_pcd_outcome) core.pcd.decode_plain(batch, alone ? &core.pcd.cached : nullptr);
 
     if (res == llama_pcd_outcome::DONE && core.settings.separate() && !twins.misplaced) {

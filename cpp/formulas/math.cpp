@@ -47,25 +47,6 @@ struct pcd_candidate {
     int32_t id;
 };
 
-// fn(v0, v1) for each block [v0, v1) of a vocabulary that has a v for which is_it(v) holds. Most have none: they cost one comparison
-// for each v, in vectors.
-template <typename P, typename F>
-static void for_each_block_with(int32_t n, const P & is_it, const F & fn) {
-    constexpr int32_t N_BLOCK = 128;
-
-    for (int32_t v0 = 0; v0 < n; v0 += N_BLOCK) {
-        const int32_t v1 = std::min(v0 + N_BLOCK, n);
-
-        int32_t n_hits = 0;
-        for (int32_t v = v0; v < v1; ++v) {
-            n_hits += is_it(v);
-        }
-        if (n_hits > 0) {
-            fn(v0, v1);
-        }
-    }
-}
-
 struct pcd_plausible {
     std::vector<pcd_candidate> top;
 
@@ -100,13 +81,11 @@ static pcd_plausible plausible(const float * standard, int32_t n_vocab, int32_t 
             cut = top.front().logit;
         }
     };
-    for_each_block_with(n_vocab, [&](int32_t v) { return standard[v] > cut; }, [&](int32_t v0, int32_t v1) {
-        for (int32_t v = v0; v < v1; ++v) {
-            if (standard[v] > cut && is_logit(standard[v])) {
-                add(v);
-            }
+    for (int32_t v = 0; v < n_vocab; ++v) {
+        if (standard[v] > cut && is_logit(standard[v])) {
+            add(v);
         }
-    });
+    }
 
     if (top.size() > n_keep) {
         res.next = top.front().logit;
@@ -139,23 +118,11 @@ static float eq6(float logit, float local, float beta) {
 // what is more than 30 behind is pressed together, so that all of them lie within 39.
 static void put_behind(const float * standard, int32_t n_vocab, float next, float first, float * out) {
     for (int32_t v = 0; v < n_vocab; ++v) {
-        out[v] = first - (next - standard[v]);
-    }
-    for_each_block_with(n_vocab, [&](int32_t v) { return !(standard[v] >= next - 30.0f); }, [&](int32_t v0, int32_t v1) {
-        for (int32_t v = v0; v < v1; ++v) {
-            const float d   = next - standard[v];
-            const float far = 0.5f*(d - 30.0f + std::abs(d - 30.0f)); // 0 up to there; in vectors, which a comparison would prevent
+        const float d   = next - standard[v];
+        const float far = std::max(d - 30.0f, 0.0f);
 
-            out[v] = first - (d - far + 9.0f - 81.0f/(far + 9.0f));
-        }
-    });
-    for_each_block_with(n_vocab, [&](int32_t v) { return !is_logit(standard[v]); }, [&](int32_t v0, int32_t v1) {
-        for (int32_t v = v0; v < v1; ++v) {
-            if (!is_logit(standard[v])) {
-                out[v] = -INFINITY;
-            }
-        }
-    });
+        out[v] = is_logit(standard[v]) ? first - (d - (far - 9.0f + 81.0f/(far + 9.0f))) : -INFINITY;
+    }
 }
 
 int32_t pcd_contrast(

@@ -128,7 +128,7 @@ ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur, ggml
         return cur;
     }
     if (core->probing) {
-        seen.push_back(cur);
+        core->limits.seen.push_back(cur);
     }
 
     const auto & settings = core->settings;
@@ -149,19 +149,6 @@ ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur, ggml
     core->limits.has_rotations = true;
 
     return cur;
-}
-
-void llama_pcd_graph::end() {
-    auto & graph = current();
-
-    const bool probing = graph.core && graph.core->probing;
-    for (int i = 0; probing && i < ggml_graph_n_nodes(graph.gf); ++i) {
-        const ggml_tensor * node = ggml_graph_node(graph.gf, i);
-        if (node->op == GGML_OP_ROPE && std::find(graph.seen.begin(), graph.seen.end(), node) == graph.seen.end()) {
-            graph.core->limits.hides_rotation = true; // it did not come by here
-        }
-    }
-    graph = {};
 }
 
 bool llama_pcd_graph::offset(ggml_tensor * a, int n_offs) {
@@ -377,19 +364,21 @@ static ggml_tensor * view_rows(ggml_context * ctx, ggml_tensor * t, int64_t i0, 
             t->nb[1], flat ? n*t->nb[1] : t->nb[2], flat ? n*t->nb[1] : t->nb[3], i0*t->nb[1]);
 }
 
-// Whether attention is two products here, around a softmax. Heads must not differ otherwise, and who watches the computation
-// (cb_eval) sees the weights of each head as llama.cpp lays them out.
-static bool multiplies(const llama_pcd_graph::attn & args) {
+// Whether attention is two products here, around a softmax. Heads must not differ otherwise, and who reads attention beside
+// cache = separate (cb_eval) sees the weights of each head as llama.cpp lays them out.
+bool llama_pcd_graph::multiplies(const attn & args) const {
     const auto & gctx = args.gctx;
 
     const bool alike = !args.kq_b && !args.sinks && !args.v_mla && gctx.hparams.f_max_alibi_bias == 0.0f && gctx.arch != LLM_ARCH_GROK;
 
-    return alike && !gctx.cparams.flash_attn && !gctx.cparams.cb_eval && is_transposed(args.v) && args.k->ne[3] == 1;
+    const bool is_read = gctx.cparams.cb_eval && core->settings.separate();
+
+    return alike && !is_read && !gctx.cparams.flash_attn && is_transposed(args.v) && args.k->ne[3] == 1;
 }
 
 // The query heads that share one head of keys, where they attend together, as rows of one product: that is so where they are more
 // than the tokens, which are the rows otherwise. A product reads its keys once for all rows. 1: they do not.
-static int64_t n_grouped(const llama_pcd_graph::attn & args, int64_t n) {
+int64_t llama_pcd_graph::n_grouped(const attn & args, int64_t n) const {
     const int64_t n_group = args.q->ne[1]/args.k->ne[1];
 
     return multiplies(args) && n < n_group ? n_group : 1;

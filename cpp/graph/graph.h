@@ -78,9 +78,6 @@ struct llama_pcd_graph {
     // `cur`, which is `a` rotated by the model as r says, with a twin's rotation or noise
     ggml_tensor * rotated(ggml_context * c, ggml_tensor * cur, ggml_tensor * a, llama_pcd_rotation r);
 
-    // the graph is complete
-    static void end();
-
     // the model has the rotation `a` start at another dimension; false: let the model do that itself
     bool offset(ggml_tensor * a, int n_offs);
 
@@ -128,8 +125,6 @@ private:
 
     std::vector<llama_pcd_rotation> rotations; // built and not yet claimed by a layer
 
-    std::vector<const ggml_tensor *> seen; // while probing: all of them, as the model built them
-
     bool splitting = false; // inside our own calls of build_attn_mha
 
     // mask, first row, rows, first and last cell, heads of a group, where the keys are
@@ -165,6 +160,9 @@ private:
         int64_t                    i0;
         int64_t                    n;
     };
+
+    bool    multiplies(const attn & args) const;
+    int64_t n_grouped (const attn & args, int64_t n) const;
 
     ggml_tensor * build_mask   (const attn & args, const part & p);
     ggml_tensor * build_weights(const attn & args, const part & p);

@@ -47,6 +47,8 @@ void llm_graph_input_pcd::look(const llama_ubatch & ubatch) {
 }
 
 void llm_graph_input_pcd::set_input(const llama_ubatch * ubatch) {
+    core.second.cells_stored();
+
     set_pos(twin_pos, *ubatch, true);
     set_pos(key_pos,  *ubatch, false);
     set_offsets(*ubatch);

@@ -41,8 +41,15 @@ bool llama_pcd_core::make_room(std::string & err) {
 void llama_pcd_core::probe() {
     const llama_pcd_while inside(probing);
 
-    pcd.build_graph();
+    limits.seen.clear();
 
+    ggml_cgraph * gf = pcd.build_graph();
+    for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
+        const ggml_tensor * node = ggml_graph_node(gf, i);
+        if (node->op == GGML_OP_ROPE && std::find(limits.seen.begin(), limits.seen.end(), node) == limits.seen.end()) {
+            limits.hides_rotation = true; // it did not come by our wrappers
+        }
+    }
     limits.has_graph        = true;
     limits.has_weighed_keys = second.has_weighed_keys();
 }

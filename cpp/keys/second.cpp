@@ -1,7 +1,6 @@
 // Allocates second keys and values, keeps track of their cells, and turns second keys in memory.
 
 #include "keys/second.h"
-#include "bench/measure.h"
 
 #include "llama-impl.h"
 #include "llama-model.h"
@@ -202,24 +201,15 @@ void llama_pcd_second::trim() {
 }
 
 size_t llama_pcd_second::n_bytes() const {
-    std::map<ggml_backend_buffer_type_t, size_t> sizes;
-    for (const auto & cur : kvs) {
-        add_bytes(*cur.kv, sizes);
-    }
     size_t res = 0;
-    for (const auto & [buft, size] : sizes) {
-        res += size;
-    }
-    return res;
-}
-
-void llama_pcd_second::add_bytes(const llama_kv_cache & kv, std::map<ggml_backend_buffer_type_t, size_t> & sizes) const {
-    for (const auto & cur : all[memory.index_of(&kv)]) {
-        for (size_t i = 0; cur && i < cur->ctxs_bufs.size(); ++i) {
-            auto * buf = cur->ctxs_bufs[i].second.get();
-            sizes[ggml_backend_buffer_get_type(buf)] += ggml_backend_buffer_get_size(buf);
+    for (const auto & of_cache : all) {
+        for (const auto & cur : of_cache) {
+            for (size_t i = 0; cur && i < cur->ctxs_bufs.size(); ++i) {
+                res += ggml_backend_buffer_get_size(cur->ctxs_bufs[i].second.get());
+            }
         }
     }
+    return res;
 }
 
 //
@@ -256,13 +246,13 @@ bool llama_pcd_second::has_weighed_keys() const {
 // what happens to the cells
 //
 
-void llama_pcd_second::cells_placed(const llama_kv_cache & kv, const llama_kv_cache::slot_info & sinfo) {
+void llama_pcd_second::cells_placed(const llama_kv_cache & kv, const std::vector<uint32_t> & cells) {
     const size_t i = memory.index_of(&kv);
     if (i == kvs.size()) {
         return;
     }
-    kvs[i].placed = sinfo.idxs[0];
-    for (const auto idx : kvs[i].placed) {
+    kvs[i].placed = cells;
+    for (const auto idx : cells) {
         kvs[i].stale.set(idx, true);
     }
 }
@@ -275,14 +265,11 @@ void llama_pcd_second::cells_loaded(llama_seq_id seq_id) {
     }
 }
 
-void llama_pcd_second::cells_computed() {
+void llama_pcd_second::cells_stored() {
     for (auto & cur : kvs) {
-        if (settings.on && settings.rerotated()) { // the graph stored second keys beside the first
-            for (const auto idx : cur.placed) {
-                cur.stale.set(idx, false);
-            }
+        for (const auto idx : cur.placed) {
+            cur.stale.set(idx, !settings.rerotated());
         }
-        cur.placed.clear();
     }
 }
 
@@ -304,30 +291,30 @@ bool llama_pcd_second::any_stale() const {
 }
 
 // Derived keys are derived again: that costs what turning them would, and a coarse type is not rounded twice.
-void llama_pcd_second::keys_shift(const llama_kv_cache & kv) {
-    const size_t i = memory.index_of(&kv);
-    if (i == kvs.size() || !all[i][KEYS]) {
-        return;
-    }
-    auto &       cur   = kvs[i];
-    const auto & cells = llama_pcd::cells(kv);
+void llama_pcd_second::keys_shift() {
+    pcd.lctx.synchronize();
 
-    std::vector<uint32_t> moved;
-    for (uint32_t j = 0; j < cells.used_max_p1(); ++j) {
-        if (!cells.is_empty(j) && cells.get_shift(j) != 0) {
-            moved.push_back(j);
+    for (size_t i = 0; i < kvs.size(); ++i) {
+        auto &       cur   = kvs[i];
+        const auto & cells = llama_pcd::cells(*cur.kv);
+
+        std::vector<uint32_t> moved;
+        for (uint32_t j = 0; j < cells.used_max_p1() && all[i][KEYS]; ++j) {
+            if (!cells.is_empty(j) && cells.get_shift(j) != 0) {
+                moved.push_back(j);
+            }
         }
-    }
-    // separate: not with the tables of other settings
-    if (llama_pcd_settings::separate(from) && llama_pcd_settings::same_table(settings.params, from)) {
-        size_t n_done = 0;
-        if (turn(cur, moved, llama_pcd_tables::WHOLE, n_done) == GGML_STATUS_SUCCESS) {
-            return;
+        // separate: not with the tables of other settings
+        if (llama_pcd_settings::separate(from) && llama_pcd_settings::same_table(settings.params, from)) {
+            size_t n_done = 0;
+            if (turn(cur, moved, llama_pcd_tables::WHOLE, n_done) == GGML_STATUS_SUCCESS) {
+                continue;
+            }
+            LLAMA_LOG_WARN("%s: failed to shift the second keys; they will be evaluated anew\n", __func__);
         }
-        LLAMA_LOG_WARN("%s: failed to shift the second keys; they will be evaluated anew\n", __func__);
-    }
-    for (const uint32_t j : moved) {
-        cur.stale.set(j, true);
+        for (const uint32_t j : moved) {
+            cur.stale.set(j, true);
+        }
     }
 }
 
@@ -406,7 +393,6 @@ ggml_status llama_pcd_second::turn_piece(
 
     const ggml_status status = lctx.graph_compute(gf, false);
     ggml_backend_sched_synchronize(sched);
-    llama_pcd_graph_computed(pcd, sched, gf);
 
     return status;
 }

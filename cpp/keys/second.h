@@ -73,7 +73,7 @@ struct llama_pcd_kv {
     std::vector<llama_pcd_layer> layers;
 
     llama_pcd_stale       stale;
-    std::vector<uint32_t> placed; // cells of the micro-batch that is being computed
+    std::vector<uint32_t> placed; // cells of the micro-batch that was placed last
 };
 
 struct llama_pcd_second {
@@ -111,17 +111,17 @@ struct llama_pcd_second {
     const tensors & in_force() const { return all; }
 
     size_t n_bytes() const;
-    void   add_bytes(const llama_kv_cache & kv, std::map<ggml_backend_buffer_type_t, size_t> & sizes) const;
 
     //
     // what happens to the cells
     //
 
-    void cells_placed(const llama_kv_cache & kv, const llama_kv_cache::slot_info & sinfo);
+    void cells_placed(const llama_kv_cache & kv, const std::vector<uint32_t> & cells);
     void cells_loaded(llama_seq_id seq_id);
 
-    // the micro-batch whose cells were placed last was computed
-    void cells_computed();
+    // With PCD on, the graph of the micro-batch that was placed last stores second keys beside the first, with cache = rerotated. (If it
+    // fails, llama.cpp empties these cells.)
+    void cells_stored();
 
     // the twins of these cells were evaluated, for each cache
     void set_fresh(const std::vector<std::vector<int32_t>> & cells);
@@ -131,7 +131,7 @@ struct llama_pcd_second {
     void settle(size_t i_cache, int32_t cell, llama_seq_id parent, llama_pos pos);
 
     // positions are about to change under the first keys
-    void keys_shift(const llama_kv_cache & kv);
+    void keys_shift();
 
     bool any_stale() const;
 

@@ -19,7 +19,7 @@ ggml_tensor * llama_pcd_tables::table(table_kind kind, ggml_tensor * source, int
     }
     static const char * const names[] = { "pcd_difference_table", "pcd_table", "pcd_inverse_weights" };
 
-    llama_pcd_table res(model, 0, source, n, names[kind]);
+    llama_pcd_table res(model, source, n, names[kind]);
     res.write(content_of(kind, source, n));
 
     tables.push_back({ kind, source, std::move(res) });

@@ -3,7 +3,6 @@
 #include "server-pcd-settings.h"
 
 #include "common.h"
-#include "llama-pcd-extras.h"
 #include "llama-pcd.h"
 #include "log.h"
 #include "server-queue.h"

@@ -18,6 +18,8 @@ struct llama_pcd_limits {
     bool has_weighed_keys = false; // see llama_pcd_rotation::weighed
     bool hides_rotation   = false; // a query or a key is rotated where we do not see it, so that its twin's would not be
 
+    std::vector<const ggml_tensor *> seen; // while a graph is probed: its rotations, as the model built them
+
     // whether p can run, and with it what sequences have of their own
     int32_t check(const llama_pcd_params & p, std::string & err) const;
 

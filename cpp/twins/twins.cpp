@@ -63,11 +63,6 @@ int32_t llama_pcd_twins::token_of(const llama_ubatch & ubatch, const llama_pcd_t
     if (twin.token < 0 || entries.empty()) {
         return -1;
     }
-    // mostly the entries of a micro-batch are neighbours
-    const int64_t guess = (int64_t) twin.token - entries[0];
-    if (guess >= 0 && guess < (int64_t) entries.size() && entries[guess] == twin.token) {
-        return guess;
-    }
     const auto it = std::find(entries.begin(), entries.end(), twin.token);
     return it == entries.end() ? -1 : it - entries.begin();
 }

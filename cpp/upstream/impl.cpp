@@ -12,7 +12,7 @@ static constexpr uint32_t N_RESERVED = 8; // tokens that cached graphs have memo
 void llama_pcd::reset_graphs() {
     lctx.gf_res_prev_active = nullptr;
     generation++;
-    drop_cached();
+    cached = {};
 }
 
 void llama_pcd::reserve_now(const std::function<void()> & undo) {
@@ -25,7 +25,7 @@ void llama_pcd::reserve_now(const std::function<void()> & undo) {
     }
 }
 
-void llama_pcd::build_graph() {
+ggml_cgraph * llama_pcd::build_graph() {
     lctx.synchronize();
 
     const uint32_t n    = std::min(lctx.n_ubatch(), N_RESERVED);
@@ -33,7 +33,7 @@ void llama_pcd::build_graph() {
     if (!mctx) {
         throw std::runtime_error("pcd: no graph can be built for this memory");
     }
-    lctx.graph_reserve(n, 1, 1, mctx.get(), true);
+    return lctx.graph_reserve(n, 1, 1, mctx.get(), true);
 }
 
 void llama_pcd::prepare() {
@@ -48,6 +48,17 @@ int llama_pcd::decode_plain(const llama_batch_ext & batch, cached_graphs * own) 
     }
     const swapped swap(*this, *own);
     return lctx.decode(batch);
+}
+
+llama_pcd::step_threads::step_threads(llama_context & c) :
+    c(c), n_threads_batch(c.cparams.n_threads_batch), threadpool_batch(c.threadpool_batch) {
+    c.cparams.n_threads_batch = c.cparams.n_threads;
+    c.threadpool_batch        = c.threadpool;
+}
+
+llama_pcd::step_threads::~step_threads() {
+    c.cparams.n_threads_batch = n_threads_batch;
+    c.threadpool_batch        = threadpool_batch;
 }
 
 //

@@ -189,17 +189,6 @@ void llama_pcd_memory::remove(llama_seq_id seq_id) const {
     }
 }
 
-std::vector<std::vector<int32_t>> llama_pcd_memory::all_cells(llama_seq_id seq_id) const {
-    std::vector<std::vector<int32_t>> res;
-    for (const auto * kv : kvs) {
-        res.emplace_back();
-        for (const auto & [pos, j] : llama_pcd::cells(*kv).seq_pos_get(seq_id)) {
-            res.back().push_back(j);
-        }
-    }
-    return res;
-}
-
 bool llama_pcd_memory::has_all_before(llama_seq_id seq_id, llama_pos pos, llama_pos end) const {
     for (const auto * kv : kvs) {
         const auto & own = llama_pcd::cells(*kv).seq_pos_get(seq_id);

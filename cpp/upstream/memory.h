@@ -4,7 +4,7 @@
 
 #include "llama-pcd-impl.h"
 
-#include <iterator>
+#include <algorithm>
 #include <set>
 #include <utility>
 #include <vector>
@@ -14,31 +14,15 @@
 struct llama_pcd_cells_at {
     llama_pcd_cells_at(const llama_kv_cache & kv, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
         const auto & all = llama_pcd::cells(kv).seq_pos_get(seq_id);
-        last  = p1 > p0 ? lower(all, all.end(), p1) : all.end();
-        first = p1 > p0 ? lower(all, last, p0) : last;
+        first = all.lower_bound({ p0, 0 });
+        last  = all.lower_bound({ std::max(p0, p1), 0 });
     }
 
     auto begin() const { return first; }
     auto end()   const { return last; }
 
 private:
-    using cells    = std::set<std::pair<llama_pos, uint32_t>>;
-    using iterator = cells::const_iterator;
-
-    iterator first;
-    iterator last;
-
-    // The first of a sequence's cells at position p or later. The latest positions are asked for most, and are a few steps back; the
-    // way down to them leads through cells that no cache of the CPU has by then.
-    static iterator lower(const cells & all, iterator it, llama_pos p) {
-        for (int n_back = 0; n_back < 8; ++n_back) {
-            if (it == all.begin() || std::prev(it)->first < p) {
-                return it;
-            }
-            --it;
-        }
-        return all.lower_bound({ p, 0 });
-    }
+    std::set<std::pair<llama_pos, uint32_t>>::const_iterator first, last;
 };
 
 // The positions of these cells as a rotation takes them, n_pos for each (M-RoPE: 4), or what is still to be added to them (shift); 0 where
@@ -86,9 +70,6 @@ struct llama_pcd_memory {
     void cut(const ends & last) const;
     // take a whole sequence out, as seq_rm does, but without looking at the cells of others
     void remove(llama_seq_id seq_id) const;
-
-    // the cells of a sequence in each cache
-    std::vector<std::vector<int32_t>> all_cells(llama_seq_id seq_id) const;
 
     // whether sliding-window layers still have all that the tokens of a sequence at positions [pos, end) see
     bool has_all_before(llama_seq_id seq_id, llama_pos pos, llama_pos end) const;

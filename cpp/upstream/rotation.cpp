@@ -60,14 +60,14 @@ std::vector<float> llama_pcd_own_factors(const ggml_tensor * factors, int64_t n)
 }
 
 llama_pcd_table::llama_pcd_table(
-        const llama_model & model, int il, const ggml_tensor * factors, int64_t n, const char * name) :
+        const llama_model & model, const ggml_tensor * factors, int64_t n, const char * name) :
     ctx(ggml_init({ ggml_tensor_overhead(), nullptr, true })) {
     const bool beside = factors && factors->buffer;
 
     t = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, n);
     ggml_set_name(t, name);
     buf.reset(ggml_backend_alloc_ctx_tensors_from_buft(
-            ctx.get(), beside ? ggml_backend_buffer_get_type(factors->buffer) : ggml_backend_dev_buffer_type(model.dev_layer(il))));
+            ctx.get(), beside ? ggml_backend_buffer_get_type(factors->buffer) : ggml_backend_dev_buffer_type(model.dev_layer(0))));
     if (!buf) {
         throw std::runtime_error(std::string("pcd: no memory for the tensor ") + name);
     }

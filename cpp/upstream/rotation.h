@@ -46,9 +46,9 @@ bool llama_pcd_descends_from(const ggml_tensor * t, const ggml_tensor * from, in
 // the first n of a model's own frequency factors (or other numbers), 1 where it has none
 std::vector<float> llama_pcd_own_factors(const ggml_tensor * factors, int64_t n);
 
-// A table on the device: n floats beside a model's own frequency factors, or, if it has none (null), where a layer lives
+// A table on the device: n floats beside a model's own frequency factors, or, if it has none (null), where the first layer lives
 struct llama_pcd_table {
-    llama_pcd_table(const llama_model & model, int il, const ggml_tensor * factors, int64_t n, const char * name);
+    llama_pcd_table(const llama_model & model, const ggml_tensor * factors, int64_t n, const char * name);
 
     void write(const std::vector<float> & data) const { ggml_backend_tensor_set(t, data.data(), 0, data.size()*sizeof(float)); }
 

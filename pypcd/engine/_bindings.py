@@ -35,17 +35,6 @@ class Stats(ctypes.Structure):
     _fields_ = [(one.name, ctypes.c_int64) for one in dataclasses.fields(PCDStats) if one.name != "n_constrained"]
 
 
-class Node(ctypes.Structure):
-    """struct llama_pcd_node"""
-
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("op", ctypes.c_char_p),
-        ("device", ctypes.c_char_p),
-        ("on_cpu", ctypes.c_bool),
-    ]
-
-
 ctx_p = ctypes.c_void_p
 float_p = ctypes.POINTER(ctypes.c_float)
 
@@ -99,8 +88,6 @@ pcd_get_logits_ith = bind("llama_pcd_get_logits_ith", float_p, ctx_p, ctypes.c_i
 pcd_get_strength_ith = bind("llama_pcd_get_strength_ith", ctypes.c_float, ctx_p, ctypes.c_int32)
 pcd_get_stats = bind("llama_pcd_get_stats", Stats, ctx_p)
 pcd_fallback_text = bind("llama_pcd_fallback_text", ctypes.c_char_p, ctypes.c_int32)
-graph_callback = ctypes.CFUNCTYPE(None, ctypes.POINTER(Node), ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
-pcd_watch_graphs = bind("llama_pcd_watch_graphs", None, ctx_p, graph_callback, ctypes.c_void_p)
 pcd_set_eval_callback = bind(
     "llama_pcd_set_eval_callback",
     ctypes.c_int32,

@@ -1,4 +1,4 @@
-"""The graphs that llama.cpp computes, and the devices that run them.
+"""The graphs that llama.cpp computes, and the devices that run them, as the scheduler shows them to a callback.
 
 Knows nothing of settings: what it measures is whatever is in force in the context.
 """
@@ -6,6 +6,7 @@ Knows nothing of settings: what it measures is whatever is in force in the conte
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import re
 from collections import Counter
@@ -14,49 +15,67 @@ from typing import Any
 
 import llama_cpp
 
-from pypcd.engine import _bindings
-from pypcd.engine._calls import context
-from pypcd.engine._handles import is_open
+from pypcd.engine._attention import watched
+from pypcd.engine._tensors import Tensor, ggml_base
 
 __all__ = ["Graph", "watch_graphs"]
 
+_VIEWS = {"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
+_LAST = b"result_output"
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass
 class Graph:
     """A graph that was computed, and where.
 
     Attributes:
         n_nodes: operations in it; views compute nothing and are none.
         n_splits: parts that run on one device each.
-        devices: how many operations each device ran, by ggml's name of it.
+        devices: how many operations each device ran, by ggml's name of its memory; "CPU" for memory that the CPU reads.
         on_cpu: those that the CPU ran, as "OPERATION of name", and how often; names without the number of their layer.
     """
 
-    n_nodes: int
-    n_splits: int
-    devices: Counter[str]
-    on_cpu: Counter[str]
+    n_nodes: int = 0
+    n_splits: int = 0
+    devices: Counter[str] = dataclasses.field(default_factory=Counter)
+    on_cpu: Counter[str] = dataclasses.field(default_factory=Counter)
 
 
 @contextlib.contextmanager
 def watch_graphs(llm: llama_cpp.Llama) -> Iterator[list[Graph]]:
-    """Collect the graphs that this context computes in the block, in their order: those that turn second keys too, but
-    not llama.cpp's own small ones, which shift keys."""
-    seen: list[Graph] = []
+    """Collect the graphs that this context computes in the block, in their order. One that turns second keys counts to the next one;
+    llama.cpp's own small ones, which shift keys, are not seen.
 
-    def keep(nodes: Any, n: int, n_splits: int, data: Any) -> None:
-        ran = [nodes[i] for i in range(n)]
-        devices = Counter(node.device.decode() for node in ran)
-        on_cpu = Counter(f"{node.op.decode()} of {_kind(node.name.decode())}" for node in ran if node.on_cpu)
-        seen.append(Graph(n, n_splits, devices, on_cpu))
+    Raises:
+        UnsupportedError: the context has a callback already.
+    """
+    base, seen, last = ggml_base(), list[Graph](), [""]
+    base.ggml_op_desc.argtypes = base.ggml_backend_buffer_name.argtypes = [ctypes.c_void_p]
+    base.ggml_op_desc.restype = base.ggml_backend_buffer_name.restype = ctypes.c_char_p
+    base.ggml_backend_buffer_is_host.argtypes, base.ggml_backend_buffer_is_host.restype = (
+        [ctypes.c_void_p],
+        ctypes.c_bool,
+    )
 
-    callback = _bindings.graph_callback(keep)
-    _bindings.pcd_watch_graphs(context(llm), callback, None)
-    try:
+    def keep(tensor: int, is_asking: bool, data: Any) -> bool:
+        op, name = base.ggml_op_desc(tensor).decode(), base.ggml_get_name(tensor)
+        if is_asking and op not in _VIEWS and base.ggml_nelements(tensor):
+            if not last[0]:
+                seen.append(Graph())
+            buffer = Tensor.from_address(tensor).buffer
+            is_cpu = base.ggml_backend_buffer_is_host(buffer)
+            device = "CPU" if is_cpu else base.ggml_backend_buffer_name(buffer).decode()
+            graph = seen[-1]
+            graph.n_nodes += 1
+            graph.n_splits += device != last[0]
+            graph.devices[device] += 1
+            if is_cpu:
+                graph.on_cpu[f"{op} of {_kind(name.decode())}"] += 1
+            last[0] = "" if name == _LAST else device
+        return not is_asking
+
+    with watched(llm, keep):
         yield seen
-    finally:
-        if is_open(llm):  # else the model was closed inside
-            _bindings.pcd_watch_graphs(context(llm), _bindings.graph_callback(), None)
 
 
 def _kind(name: str) -> str:
