@@ -111,7 +111,7 @@ def test_every_action_has_a_version_and_every_command_is_there(path: Path) -> No
             assert re.fullmatch(r"(actions|pypa)/[\w-]+@(v\d+(\.\d+\.\d+)?|release/v\d+)", step["uses"])
             continue
         command, *words = shlex.split(step["run"], comments=True)
-        assert command in {"pip", "pipx", "pytest", "grep"} or (ROOT / command).is_file(), command
+        assert command in {"pip", "pipx", "pytest", "grep", "pypcd"} or (ROOT / command).is_file(), command
         for extra in re.findall(r"\[(\w+)\]", step["run"]) if command == "pip" else []:
             assert extra in PYPROJECT["project"]["optional-dependencies"]
         for word in words if command == "grep" else []:
