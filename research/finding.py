@@ -30,7 +30,7 @@ from pypcd.document import Document
 from pypcd.evaluation import stats
 from pypcd.prompt import has_template
 from research.command import command
-from research.golds import Asked, Span, counts, hotpot, paragraphs, records, subjects, unanswered, xquad
+from research.golds import Asked, Span, counts, hotpot, paragraphs, records, subjects, told, unanswered, xquad
 
 Row = dict[str, Any]
 OF_THE_WHOLE = {"counts": counts, "subjects": subjects}  # all of a text is needed
@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="ask each text of XQuAD the questions of the other half; right is to say that it is not there",
     )
+    add("--told", action="store_true", help="each question says what to answer if the text does not")
     add("--answers", action="store_true", help="answer too; first plainly")
     add("--read", default="all", help="how much of a text is read, such as all,4000")
     add(
@@ -78,7 +79,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         texts = hotpot(args.questions, args.half, args.n, args.paragraphs or 0)
     if args.foreign:
-        texts = unanswered(args.half, args.n, args.paragraphs or 55, args.answers)
+        texts = unanswered(args.half, args.n, args.paragraphs or 55)
+    if args.told:
+        texts = told(texts)
     llm = _loading.open_model(args.model, n_ctx=args.n_ctx, **_options.machine_options(args))
     session, look = Session(llm), answered if args.answers else found
     finders = [*["plain"] * args.answers, *_options.names(args.finder)]

@@ -14,7 +14,19 @@ from typing import NamedTuple
 from pypcd.evaluation.tasks import public
 from pypcd.evaluation.tasks.public import KEYS, PUBLIC
 
-__all__ = ["Asked", "Span", "Text", "counts", "hotpot", "paragraphs", "records", "subjects", "unanswered", "xquad"]
+__all__ = [
+    "Asked",
+    "Span",
+    "Text",
+    "counts",
+    "hotpot",
+    "paragraphs",
+    "records",
+    "subjects",
+    "told",
+    "unanswered",
+    "xquad",
+]
 
 Span = tuple[int, int]  # characters of a text: the first, and the one past the last
 NO_ANSWER = "not in the text"
@@ -136,12 +148,18 @@ def _mixed(half: str, n_paragraphs: int) -> list[list[tuple[str, str]]]:
     return [every[at : at + n_paragraphs] for at in range(0, len(every) - n_paragraphs + 1, n_paragraphs)]
 
 
-def unanswered(half: str, n: int, n_paragraphs: int, told: bool) -> Iterator[Text]:
-    """Texts of a half with questions of the other one, which they do not answer; the question may say what to answer then."""
-    rest = f" If the text does not say it, answer with: {NO_ANSWER}" if told else ""
+def unanswered(half: str, n: int, n_paragraphs: int) -> Iterator[Text]:
+    """Texts of a half with questions of the other one, which they do not answer."""
     others = xquad("first" if half == "second" else "second", n, n_paragraphs)
     for (text, _), (_, asked) in zip(xquad(half, n, n_paragraphs), others):
-        yield text, [Asked(one.id, one.question + rest, NO_ANSWER, [], []) for one in asked]
+        yield text, [Asked(one.id, one.question, NO_ANSWER, [], []) for one in asked]
+
+
+def told(texts: Iterator[Text]) -> Iterator[Text]:
+    """The same, and each question says what to answer if the text does not."""
+    rest = f" If the text does not say it, answer with: {NO_ANSWER}"
+    for text, asked in texts:
+        yield text, [one._replace(question=one.question + rest) for one in asked]
 
 
 def _joined(parts: Sequence[str], joiner: str = "\n\n") -> tuple[str, list[Span]]:

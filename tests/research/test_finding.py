@@ -99,6 +99,15 @@ def test_counts_and_subjects_are_of_the_whole_text() -> None:
     assert len({text for text, _ in texts}) == 3
 
 
+def test_a_question_may_say_what_to_answer_if_the_text_does_not() -> None:
+    plain, told = golds.unanswered("first", 9, 20), golds.told(golds.unanswered("first", 9, 20))
+    for (text, asked), (same, others) in zip(plain, told):
+        assert text == same and len(asked) == len(others)
+        for one, other in zip(asked, others):
+            assert other == one._replace(question=other.question) and other.question.startswith(one.question)
+            assert other.question.endswith(one.answer)
+
+
 @pytest.mark.parametrize(
     ("passages", "paragraph", "answer"),
     [
