@@ -364,16 +364,14 @@ static ggml_tensor * view_rows(ggml_context * ctx, ggml_tensor * t, int64_t i0, 
             t->nb[1], flat ? n*t->nb[1] : t->nb[2], flat ? n*t->nb[1] : t->nb[3], i0*t->nb[1]);
 }
 
-// Whether attention is two products here, around a softmax. Heads must not differ otherwise, and who reads attention beside
-// cache = separate (cb_eval) sees the weights of each head as llama.cpp lays them out.
+// Whether attention is two products here, around a softmax. Heads must not differ otherwise, and who watches the computation
+// (cb_eval) sees the weights of each head as llama.cpp lays them out.
 bool llama_pcd_graph::multiplies(const attn & args) const {
     const auto & gctx = args.gctx;
 
     const bool alike = !args.kq_b && !args.sinks && !args.v_mla && gctx.hparams.f_max_alibi_bias == 0.0f && gctx.arch != LLM_ARCH_GROK;
 
-    const bool is_read = gctx.cparams.cb_eval && core->settings.separate();
-
-    return alike && !is_read && !gctx.cparams.flash_attn && is_transposed(args.v) && args.k->ne[3] == 1;
+    return alike && !gctx.cparams.flash_attn && !gctx.cparams.cb_eval && is_transposed(args.v) && args.k->ne[3] == 1;
 }
 
 // The query heads that share one head of keys, where they attend together, as rows of one product: that is so where they are more
