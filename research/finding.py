@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from pypcd import find
-from pypcd.ask import chosen, prompt_of, read_of, sources_of
+from pypcd.ask import Source, chosen, prompt_of, read_of, sources_of
 from pypcd.cli import _loading, _options
 from pypcd.decode import Session
 from pypcd.document import Document
@@ -33,6 +33,7 @@ from research.command import command
 from research.golds import Asked, Span, counts, hotpot, paragraphs, records, subjects, told, unanswered, xquad
 
 Row = dict[str, Any]
+Files = dict[int, Document]  # by where they begin in the text
 OF_THE_WHOLE = {"counts": counts, "subjects": subjects}  # all of a text is needed
 
 
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="of HotpotQA's: its paragraphs stand in each text of XQuAD, which is a book then",
     )
+    add("--files", type=_options.at_least(1), default=1, help="that a text stands in")
     _options.add_n_ctx(parser)
     _options.add_machine(parser)
     add("--json", action="store_true", help="print a line for each finder and question")
@@ -89,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     by = {name if read == "all" else f"{name}, read {read}": list[Row]() for read, name in arms}
     for (text, asked), name in itertools.product(texts, by):  # a text is read once, whatever the finder
         for one in asked:
-            by[name].append(look(session, name, text, one))
+            by[name].append(look(session, name, _files(text, args.files), one))
             if args.json:
                 print(json.dumps(by[name][-1]), flush=True)
     if not args.json:
@@ -97,29 +99,29 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def found(session: Session, finder: str, text: str, asked: Asked) -> Row:
+def found(session: Session, finder: str, files: Files, asked: Asked) -> Row:
     """What a finder finds for a question, and what it takes. Behind its name may stand how much of the text is read."""
     (name, _, read), begin = finder.partition(", read "), time.perf_counter()
-    messages = [{"role": "user", "content": asked.question, "documents": [_document(text)]}]
+    messages = [{"role": "user", "content": asked.question, "documents": [*files.values()]}]
     messages, said = chosen(session.llm, messages, read_of(read or "all"), session.llm.n_ctx())
     turns = prompt_of(messages).turns
     result = find.find(find.Asked(session.llm, turns, has_template(session.llm), session.attention), finder=name)
     seconds, sources = time.perf_counter() - begin, sources_of(result, messages, said)
-    spans: list[Span] = [(one.begin, one.end) for one in sources]
+    spans = _spans(files, sources)
     tokens = sum(len(session.llm.tokenize(one.text.encode(), add_bos=False)) for one in sources)
     score = max((one.score for one in sources), default=0.0)
     size = {"passages": len(spans), "tokens": tokens, "seconds": seconds, "score": score}
     return {"finder": finder, "id": asked.id, **asked.found(spans), **size, "spans": spans, "note": result.note}
 
 
-def answered(session: Session, finder: str, text: str, asked: Asked) -> Row:
+def answered(session: Session, finder: str, files: Files, asked: Asked) -> Row:
     """An answer with the passages of a finder repeated ("plain": without), and whether it is right, as SQuAD compares texts. Its name as in
     found()."""
     name, _, read = finder.partition(", read ")
     method, begin = "plain" if name == "plain" else f"replay:finder={name}", time.perf_counter()
     how: Any = {"method": method, "read": read_of(read or "all"), "max_tokens": 96, "cache": False}
-    answer = session.llm.ask(_document(text), asked.question, **how)
-    seconds, spans = time.perf_counter() - begin, [(one.begin, one.end) for one in answer.passages]
+    answer = session.llm.ask([*files.values()], asked.question, **how)
+    seconds, spans = time.perf_counter() - begin, _spans(files, answer.passages)
     right = statistics.fmean(f" {_bare(one)} " in f" {_bare(answer.text)} " for one in asked.answer.splitlines())
     score = max((one.score for one in answer.passages), default=0.0)
     size = {
@@ -138,7 +140,19 @@ def _bare(text: str) -> str:
     return " ".join(word for word in words if word not in ("a", "an", "the"))
 
 
-_document = functools.cache(functools.partial(Document.of, "text"))
+@functools.cache
+def _files(text: str, n: int) -> Files:
+    """A text in n files, each of whole paragraphs."""
+    parts = text.split("\n\n")
+    texts = ["\n\n".join(parts[i * len(parts) // n : (i + 1) * len(parts) // n]) for i in range(n)]
+    begins = itertools.accumulate((len(own) + 2 for own in texts[:-1]), initial=0)
+    return {begin: Document.of(f"{i}.txt", own) for i, (begin, own) in enumerate(zip(begins, texts))}
+
+
+def _spans(files: Files, sources: Sequence[Source]) -> list[Span]:
+    """Where passages stand in the text."""
+    begins = {document.name: begin for begin, document in files.items()}
+    return [(begins[one.document] + one.begin, begins[one.document] + one.end) for one in sources]
 
 
 def table(by: Mapping[str, Sequence[Row]], key: str = "answer") -> Iterator[str]:

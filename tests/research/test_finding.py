@@ -155,6 +155,8 @@ def test_keyword_search_finds_the_key_and_seldom_what_is_reworded(
     (tmp_path / "xquad.xx.json").write_bytes(bz2.decompress((PUBLIC / "xquad.en.json.bz2").read_bytes()))
     same = rows(f"--questions={tmp_path / 'xquad.xx.json'}", "--n=100")
     assert [row | {"seconds": 0} for row in same] == [row | {"seconds": 0} for row in published]
+    folder = rows("--questions=xquad", "--n=100", "--files=9")
+    assert [row["answer"] for row in folder] == [row["answer"] for row in published]
     assert sum(row["answer"] for row in rows("--questions=reworded")) <= 10
     foreign = rows("--questions=xquad", "--foreign", "--n=100")
     assert not {row["id"] for row in foreign} & {row["id"] for row in published}
