@@ -21,7 +21,7 @@ from pypcd.engine._tensors import Tensor, ggml_base
 __all__ = ["Graph", "watch_graphs"]
 
 _VIEWS = {"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"}
-_LAST = b"result_output"
+_EMBEDDINGS, _LAST = b"token_embd.weight", b"result_output"  # a graph without outputs has no such end
 
 
 @dataclasses.dataclass
@@ -43,8 +43,8 @@ class Graph:
 
 @contextlib.contextmanager
 def watch_graphs(llm: llama_cpp.Llama) -> Iterator[list[Graph]]:
-    """Collect the graphs that this context computes in the block, in their order. One that turns second keys counts to the next one;
-    llama.cpp's own small ones, which shift keys, are not seen.
+    """Collect the graphs that this context computes in the block, in their order: those that turn second keys too, but not llama.cpp's own
+    small ones, which shift keys.
 
     Raises:
         UnsupportedError: the context has a callback already.
@@ -60,8 +60,10 @@ def watch_graphs(llm: llama_cpp.Llama) -> Iterator[list[Graph]]:
     def keep(tensor: int, is_asking: bool, data: Any) -> bool:
         op, name = base.ggml_op_desc(tensor).decode(), base.ggml_get_name(tensor)
         if is_asking and op not in _VIEWS and base.ggml_nelements(tensor):
-            if not last[0]:
+            source = Tensor.from_address(tensor).src[0]
+            if not last[0] or (op == "GET_ROWS" and base.ggml_get_name(source) == _EMBEDDINGS):
                 seen.append(Graph())
+                last[0] = ""
             buffer = Tensor.from_address(tensor).buffer
             is_cpu = base.ggml_backend_buffer_is_host(buffer)
             device = "CPU" if is_cpu else base.ggml_backend_buffer_name(buffer).decode()
