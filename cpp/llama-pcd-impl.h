@@ -34,6 +34,8 @@ struct llama_pcd : llama_pcd_hooks {
 
     uint32_t generation = 0; // changes with the topology of the graphs
 
+    bool is_counted = false; // by a callback that looks at operations, not at numbers
+
     // build the next graph anew
     void reset_graphs();
 

@@ -200,9 +200,10 @@ LLAMA_API void                   llama_sampler_pcd_set_row(struct llama_sampler 
 //
 
 // Have `callback` asked about each operation that this context computes, as by llama_context_params.cb_eval, which a context can be opened
-// with alone. What the graph computes from a tensor comes later: a callback may put other numbers into it. NULL: no more.
+// with alone. What the graph computes from a tensor comes later: a callback may put other numbers into it. NULL: no more. counts: it looks
+// at the operations, not at numbers, so the graph stays as it is; else the weights of attention are laid out as llama.cpp's own.
 LLAMA_API int32_t llama_pcd_set_eval_callback(
-        struct llama_context * ctx, ggml_backend_sched_eval_callback callback, void * user_data, char * err, size_t n_err);
+        struct llama_context * ctx, ggml_backend_sched_eval_callback callback, void * user_data, bool counts, char * err, size_t n_err);
 
 // How much attention n tokens pay to each position, evaluated behind the `pos` that a sequence holds: the sum over heads, averaged over the
 // tokens, into pays[pos + n]. heads: n_heads pairs of a layer and a head, counted from 0, layers without attention not. Layers behind the

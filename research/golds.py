@@ -129,8 +129,8 @@ def counts(half: str, n: int, n_paragraphs: int) -> Iterator[Text]:
     """In how many paragraphs of such texts a name stands: n names, each in two to six."""
     texts = [[text for _, text in own] for own in _mixed(half, n_paragraphs)]
     for i, own in enumerate(texts):
-        names = sorted({name for text in own for name in re.findall(r"(?<=[a-z] )[A-Z][a-z]{4,}", text)})
-        numbers = {name: sum(name in text for text in own) for name in names}
+        names = sorted({name for text in own for name in re.findall(r"(?<=[a-z] )[A-Z][a-z]{4,}\b", text)})
+        numbers = {name: sum(bool(re.search(rf"\b{name}\b", text)) for text in own) for name in names}
         question = "How many paragraphs of this text have the word {}? Answer with a number."
         random.Random("counts").shuffle(names)
         by_number = ([name for name in names if numbers[name] == number] for number in range(2, 7))

@@ -194,12 +194,12 @@ const char * llama_pcd_fallback_text(int32_t reason) {
 }
 
 int32_t llama_pcd_set_eval_callback(
-        llama_context * ctx, ggml_backend_sched_eval_callback callback, void * user_data, char * err, size_t n_err) {
+        llama_context * ctx, ggml_backend_sched_eval_callback callback, void * user_data, bool counts, char * err, size_t n_err) {
     return with_status(err, n_err, [&](std::string & text) -> int32_t {
         if (!callback && !pcd_context::of(*ctx)) {
             return LLAMA_PCD_OK;
         }
-        return pcd_context::made(*ctx).set_eval_callback(callback, user_data, text);
+        return pcd_context::made(*ctx).set_eval_callback(callback, user_data, counts, text);
     });
 }
 

@@ -269,7 +269,7 @@ int32_t llama_pcd_context::attention(
         cur.n     = std::min({ n_all - i, N_TOKENS, (int32_t) lctx.n_ubatch() });
         cur.share = 1.0/n_all;
 
-        if (const int32_t status = set_eval_callback(reader::on_eval, &cur, err); status != LLAMA_PCD_OK) {
+        if (const int32_t status = set_eval_callback(reader::on_eval, &cur, false, err); status != LLAMA_PCD_OK) {
             return status;
         }
         llama_batch batch = llama_batch_init(cur.n, 0, 1);
@@ -283,7 +283,7 @@ int32_t llama_pcd_context::attention(
         }
         const int32_t ret = llama_decode(&lctx, batch);
         llama_batch_free(batch);
-        set_eval_callback(nullptr, nullptr, err);
+        set_eval_callback(nullptr, nullptr, false, err);
 
         if (cur.failed) {
             std::rethrow_exception(cur.failed);

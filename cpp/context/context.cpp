@@ -55,7 +55,7 @@ int llama_pcd_context::decode(const llama_batch_ext & batch) noexcept {
     return res;
 }
 
-int32_t llama_pcd_context::set_eval_callback(ggml_backend_sched_eval_callback callback, void * user_data, std::string & err) {
+int32_t llama_pcd_context::set_eval_callback(ggml_backend_sched_eval_callback callback, void * user_data, bool counts, std::string & err) {
     auto & cparams = llama_pcd::cparams(lctx);
 
     if (callback && cparams.cb_eval) {
@@ -68,6 +68,7 @@ int32_t llama_pcd_context::set_eval_callback(ggml_backend_sched_eval_callback ca
     lctx.synchronize();
 
     is_watched = callback;
+    is_counted = callback && counts;
 
     cparams.cb_eval           = callback;
     cparams.cb_eval_user_data = user_data;
@@ -91,6 +92,7 @@ void llama_pcd_context::recover(const llama_pcd_memory::ends & before) {
 
 int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {
     if (memory.has_shift()) { // positions have changed, and the keys are yet to follow
+        lctx.sched_reserve(); // it may be put off, and second keys are turned by the scheduler
         core.second.keys_shift();
         prepare();
     }

@@ -69,7 +69,7 @@ struct llama_pcd_context : llama_pcd {
     int decode(const llama_batch_ext & batch) noexcept;
 
     // see llama_pcd_set_eval_callback
-    int32_t set_eval_callback(ggml_backend_sched_eval_callback callback, void * user_data, std::string & err);
+    int32_t set_eval_callback(ggml_backend_sched_eval_callback callback, void * user_data, bool counts, std::string & err);
 
     // see llama_pcd_attention; heads: layer, head
     int32_t attention(

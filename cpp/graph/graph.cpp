@@ -365,13 +365,15 @@ static ggml_tensor * view_rows(ggml_context * ctx, ggml_tensor * t, int64_t i0, 
 }
 
 // Whether attention is two products here, around a softmax. Heads must not differ otherwise, and who watches the computation
-// (cb_eval) sees the weights of each head as llama.cpp lays them out.
+// (cb_eval) sees the weights of each head as llama.cpp lays them out, unless the operations alone are counted.
 bool llama_pcd_graph::multiplies(const attn & args) const {
     const auto & gctx = args.gctx;
 
     const bool alike = !args.kq_b && !args.sinks && !args.v_mla && gctx.hparams.f_max_alibi_bias == 0.0f && gctx.arch != LLM_ARCH_GROK;
 
-    return alike && !gctx.cparams.flash_attn && !gctx.cparams.cb_eval && is_transposed(args.v) && args.k->ne[3] == 1;
+    const bool is_read = gctx.cparams.cb_eval && !core->pcd.is_counted;
+
+    return alike && !is_read && !gctx.cparams.flash_attn && is_transposed(args.v) && args.k->ne[3] == 1;
 }
 
 // The query heads that share one head of keys, where they attend together, as rows of one product: that is so where they are more

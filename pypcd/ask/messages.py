@@ -95,10 +95,12 @@ def sources_of(found: Found, messages: Sequence[Message], read: str) -> tuple[So
     """
     places = [(document, *span) for document in documents_in(messages) for span in document.read]
     passages = found.passages
-    if read and found.is_all:  # keyword search has found them
+    if read and found.is_all:  # keyword search has found them, but for those that only stand at the beginning
         texts = tuple(document.text[begin:end] for document, begin, end in places)
-        scores = ranked(texts, messages[-1]["content"])
-        passages = tuple(Passage(i, text.strip(), float(scores[i]), "bm25") for i, text in enumerate(texts))
+        questions = ["", *(message["content"] for message in messages if message["role"] == "user")]
+        scores = ranked(texts, questions[-1], questions[-2])
+        hits = (Passage(i, text.strip(), float(scores[i]), "bm25") for i, text in enumerate(texts))
+        passages = tuple(hit for hit in hits if hit.score > 0)
     sources = []
     for passage in passages:
         document, begin, end = places[passage.index]

@@ -43,7 +43,7 @@ COMMANDS = {
     "set": ("NAME VALUE", "change temperature, top_p, top_k, min_p, max_tokens, …; alone: show them"),
     "file": (
         "FILE",
-        "hand over a document (text, PDF, DOCX, …) or a folder, then ask about it; 'none' takes it back. Alone: the passages that were repeated",
+        "hand over a document (text, PDF, DOCX, …) or a folder, then ask about it; 'none' takes it back. Alone: the passages of the last answer",
     ),
     "read": ("N|all|auto", "read N tokens of the documents, the best parts, or all; auto: all if they fit"),
     "replay": ("on|off", "repeat the passages that a question about a document is about; on unless you turn it off"),

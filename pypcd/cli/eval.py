@@ -38,7 +38,7 @@ DEMO_METHODS = (BASELINE, "pcd", "pcd:window", "pcd:unsure", "control")
 
 QUICK_METHODS = (BASELINE, "replay", "pcd:unsure", "pcd:window:relative_top=0.1")
 QUICK_TASKS = ("xquad", "kv-records")
-QUICK_LENGTHS = (2000,)
+QUICK_LENGTHS = (1200,)  # with passages and an answer it fits in a context of 2,048
 QUICK_N = 24
 
 
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
             more = "" if args.n else f"{_of_each(names, DEFAULT_N)} questions, "
             text += (
                 f"\n\nquick: {n} questions a cell{together}, of which at least {min_n_to_detect()} must differ to show anything; "
-                f"without --quick {more}more lengths and methods are asked.\n\n{advice(plan, outcome.records)}\n"
+                f"--task {','.join(names)} without --quick asks {more}more lengths and methods.\n\n{advice(plan, outcome.records)}\n"
             )
         _terminal.write(_table.aligned(text, _table.columns()))
     _terminal.say(f"answers and tables are in {out.path}")

@@ -222,9 +222,12 @@ class _Traits(ctypes.Structure):
 
 
 @contextmanager
-def watched(llm: llama_cpp.Llama, callback: _Callback) -> Iterator[None]:
+def watched(llm: llama_cpp.Llama, callback: _Callback, *, counts: bool = False) -> Iterator[None]:
     """A block in which a callback is called for each operation that this context computes, as ggml_backend_sched_eval_callback: with the
     tensor's address, and first with True, whether to wait for it; then with False, when it is computed, whether to go on.
+
+    Args:
+        counts: it looks at the operations, not at numbers; else the weights of attention are laid out as llama.cpp's own.
 
     Raises:
         UnsupportedError: the context has a callback already.
@@ -240,9 +243,9 @@ def watched(llm: llama_cpp.Llama, callback: _Callback) -> Iterator[None]:
             watch.reader = None
         return
     native = llama_cpp.ggml_backend_sched_eval_callback(callback)
-    call(_bindings.pcd_set_eval_callback, llm, native, None)
+    call(_bindings.pcd_set_eval_callback, llm, native, None, counts)
     try:
         yield
     finally:
         if is_open(llm):  # else the model was closed inside
-            call(_bindings.pcd_set_eval_callback, llm, llama_cpp.ggml_backend_sched_eval_callback(), None)
+            call(_bindings.pcd_set_eval_callback, llm, llama_cpp.ggml_backend_sched_eval_callback(), None, False)

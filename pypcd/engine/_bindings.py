@@ -94,6 +94,7 @@ pcd_set_eval_callback = bind(
     ctx_p,
     llama_cpp.ggml_backend_sched_eval_callback,
     ctypes.c_void_p,
+    ctypes.c_bool,
     ctypes.c_char_p,
     ctypes.c_size_t,
 )

@@ -76,7 +76,7 @@ def watch_graphs(llm: llama_cpp.Llama) -> Iterator[list[Graph]]:
             last[0] = "" if name == _LAST else device
         return not is_asking
 
-    with watched(llm, keep):
+    with watched(llm, keep, counts=True):
         yield seen
 
 

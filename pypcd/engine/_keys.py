@@ -119,7 +119,7 @@ class SecondKeys:
         """
         if self._failed is not None:
             raise self._failed
-        if self._done != self._rotating.keys():
+        if not self._done or self._done != self._rotating.keys():
             raise UnsupportedError(_UNREAD)
 
     # -- operations, before they are computed --------------------------------------------------------------------------
@@ -144,9 +144,11 @@ class SecondKeys:
                     self._read.turn(*self._cells(mask, self._read.own))
                     self._done.add(self._read.second)
                     self._read, self._is_rotated = None, False
-        except BaseException as error:  # noqa: BLE001  it cannot pass through the library
-            self._failed = error
+        except BaseException as error:
             self.forget()
+            if not isinstance(error, Exception):
+                raise
+            self._failed = error  # it cannot pass through the library
 
     def _see_written(self, tensor: int) -> None:
         source = _view_of(tensor)

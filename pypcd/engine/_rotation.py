@@ -40,8 +40,22 @@ class Watch:
         self.reader: Callable[[int, bool, Any], bool] | None = None
         self.callback = llama_cpp.ggml_backend_sched_eval_callback(self._called)
         self._rope = op_number(b"ROPE")
+        self._interrupt: BaseException | None = None
+
+    def check(self) -> None:
+        """After an evaluation: raises what fell into the callback and is no error of its own, such as Ctrl-C."""
+        interrupt, self._interrupt = self._interrupt, None
+        if interrupt is not None:
+            raise interrupt
 
     def _called(self, tensor: int, is_asking: bool, data: Any) -> bool:
+        try:
+            return self._hand_on(tensor, is_asking, data)
+        except BaseException as error:  # noqa: BLE001  it cannot pass through the library
+            self._interrupt = self._interrupt or error
+            return not is_asking
+
+    def _hand_on(self, tensor: int, is_asking: bool, data: Any) -> bool:
         if is_asking and self.rotation is not None:
             op = _op_of(tensor + _OP).value
             if op == self._rope:
@@ -140,7 +154,7 @@ class Rotation:
                 self._write(*self._tables[key])
             node.src[2] = self._tables[key][0]
             self._n_seen += 1
-        except BaseException as error:  # noqa: BLE001  it cannot pass through the library
+        except Exception as error:  # noqa: BLE001  it cannot pass through the library
             self._failed = self._failed or error
 
     def _write(self, address: int, own: Factors) -> None:

@@ -405,7 +405,7 @@ class Stock:
         return PCDStats(
             **self._counts,
             last_fallback=self._last_fallback,
-            second_bytes=self._keys.memory.n_bytes if self._second is None else self._second.n_bytes,
+            second_bytes=self._keys.memory.n_bytes + (self._second.n_bytes if self._second else 0),
             row_bytes=sum(array.nbytes for array in arrays if array is not None),
         )
 
@@ -617,21 +617,8 @@ class Stock:
 
     def _evaluate_twins(self, config: PCDConfig, tokens: Sequence[_Token]) -> int:
         """The twins of tokens that are in memory."""
-        table = _table(config)
-        with self._twins_of(config, tokens) as twins:
-            if _rotates(config):
-                rho = lambda n_rot: formula.rho(n_rot, **table)
-                if config.cache == "rerotated":
-                    if self._has_sections and any(self._texts.get(one.parent, []) is None for one in tokens):
-                        raise UnsupportedError(_PICTURES)
-                    self._keys.begin(rho, table, [(one.parent, _seen(config, one.pos)) for one in twins])
-                self._rotation.turn(self._ctx, rho)
-            try:
-                status = self._evaluate_tokens(twins)
-            finally:
-                if _rotates(config):
-                    self._rotation.turn(self._ctx, None)
-                    self._keys.end()
+        with self._twins_of(config, tokens) as twins, self._turned_for(config, twins):
+            status = self._evaluate_tokens(twins)
         if status == 0 and _rotates(config):
             self._rotation.check()
             if config.cache == "rerotated":
@@ -643,6 +630,27 @@ class Stock:
             for k, one in enumerate(tokens):
                 one.known().local = self._copy(k)
         return status
+
+    @contextlib.contextmanager
+    def _turned_for(self, config: PCDConfig, twins: Sequence[_Token]) -> Iterator[None]:
+        """A block in which twins are evaluated, over-rotated if their setting is."""
+        if not _rotates(config):
+            yield
+            return
+        table = _table(config)
+        rho = lambda n_rot: formula.rho(n_rot, **table)
+        try:
+            if config.cache == "rerotated":
+                if self._has_sections and any(self._texts.get(one.parent, []) is None for one in twins):
+                    raise UnsupportedError(_PICTURES)
+                self._keys.begin(rho, table, [(one.parent, _seen(config, one.pos)) for one in twins])
+            self._rotation.turn(self._ctx, rho)
+            yield
+        finally:  # whatever interrupts it, what comes next is not over-rotated
+            try:
+                self._rotation.turn(self._ctx, None)
+            finally:
+                self._keys.end()
 
     def _in_turn(self, config: PCDConfig, tokens: Sequence[_Token]) -> int:
         """The same in a memory that is full: each token gives its cell to its twin, and is evaluated again."""
@@ -693,6 +701,7 @@ class Stock:
             self._is_evaluating = False
         if status == 0:
             self._note(tokens)
+        self._watch.check()
         return status
 
     def _evaluate_tokens(self, tokens: Sequence[_Token]) -> int:

@@ -83,13 +83,13 @@ def advice(plan: Plan, records: Mapping[Key, Mapping[str, Any]]) -> str:
         for method, cell in cells.items()
         if cell
     }
-    plain = found.pop(BASELINE).score
+    plain = found.pop(BASELINE).score if BASELINE in found else 0.0
     if plain >= LITTLE_TO_GAIN:
         return f"{BASELINE} has {plain:.0f}% right, so there is little to gain here: ask longer prompts (--length), or leave it at that."
-    best = max(found, key=lambda method: found[method].difference, default="")
-    if best and found[best].difference > 0 and found[best].is_clear:
-        gained = f"{found[best].wins} answers more are right with it, and {found[best].losses} fewer"
-        return f"Use {best} for questions like these: {gained}."
+    gains = {method: one for method, one in found.items() if one.is_clear and one.difference > 0}
+    if gains:
+        best = max(gains, key=lambda method: gains[method].difference)
+        return f"Use {best} for questions like these: {gains[best].wins} answers more are right with it, and {gains[best].losses} fewer."
     return f"No method shows a gain over {BASELINE}, so there is no reason to use one for questions like these."
 
 

@@ -221,6 +221,8 @@ def test_parts_that_would_all_be_repeated_are_named_and_not_repeated(llm: pypcd.
             assert text[source.begin : source.end] == source.text and line in (17, 42)
         plain = llm.ask(question="Who keeps lamp 17, and lamp 42?", text=text, read=most, max_tokens=4, method="plain")
         assert (plain.text, plain.written.n_prompt) == (answer.text, answer.written.n_prompt) and not plain.passages
+    none = llm.ask(question="Zebra?", text=text, read=1, max_tokens=4, cache=False)
+    assert none.passages == () and none.note == "the text is too short to have passages" and none.read
     short = llm.ask(question="Who keeps lamp 17?", text=facts[17], max_tokens=4, cache=False)
     assert short.passages == () and short.note == "the text is too short to have passages"
 

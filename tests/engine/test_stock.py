@@ -679,3 +679,33 @@ def test_sequences_that_are_twins_are_not_the_callers(tiny: Tiny, load: Load) ->
     engine.rewind(llm, 0, 2)
     llm.eval(TOKENS[PROMPT : PROMPT + 1])
     check_rows(llm, tiny("llama"), TOKENS[: PROMPT + 1])
+
+
+@pytest.mark.parametrize("setting", ["paper", "paper:cache=shared"])
+@pytest.mark.parametrize("where", ["a callback", "the end of turning"])
+def test_an_interrupt_ends_the_call_and_what_comes_next_is_not_over_rotated(
+    setting: str, where: str, tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny("llama")
+    plain = load(path, False, engine="stock")
+    plain.eval(TOKENS[:30])
+    llm = load(path, setting, engine="stock")
+    llm.eval(TOKENS[:20])
+    own = getattr(_rotation.Rotation, name := "give_table" if where == "a callback" else "turn")
+
+    def interrupted(*args: Any) -> None:
+        own(*args)
+        if name == "give_table" or args[-1] is not None:
+            monkeypatch.setattr(_rotation.Rotation, name, own)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_rotation.Rotation, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.eval(TOKENS[20:21])
+    llm.reset()
+    llm.eval(TOKENS[:30])
+    assert np.array_equal(llm.pcd_logits().standard, engine.row(plain))
+    llm.pcd = False
+    llm.reset()
+    llm.eval(TOKENS[:30])
+    assert np.array_equal(engine.row(llm), engine.row(plain))

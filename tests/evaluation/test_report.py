@@ -77,19 +77,23 @@ def test_fractions_are_compared_too() -> None:
 
 @pytest.mark.parametrize(
     ("plain", "pcd", "beam", "said"),
-    [  # how many of 20 are right
+    [  # how many of 20 are right, the first ones; below 0: all but so many
         (18, 20, 0, "greedy has 90% right, so there is little to gain here"),
         (8, 14, 12, "Use pcd for questions like these: 6 answers more are right with it, and 0 fewer."),
         (8, 13, 6, "No method shows a gain over greedy"),  # 5 wins, p = 0.0625
         (8, 2, 8, "No method shows a gain over greedy"),
+        (8, 14, -4, "Use pcd for questions like these"),  # the other one gains more, but spoils as well
     ],
 )
 def test_the_advice_by_hand(plain: int, pcd: int, beam: int, said: str) -> None:
     plan = Plan("m.gguf", ("kv", "vt"), ("greedy", "pcd", "beam"), (100,), n=10)
     right = {"greedy": plain, "pcd": pcd, "beam": beam}
-    records = {
-        key: {"score": float(2 * key[2] + (key[0] == "vt") < right[key[3]]), "depth": None} for key in plan.everything()
-    }
+
+    def score(method: str, i: int) -> float:
+        return float(i >= -right[method] if right[method] < 0 else i < right[method])
+
+    records = {key: {"score": score(key[3], 2 * key[2] + (key[0] == "vt")), "depth": None} for key in plan.everything()}
     assert advice(plan, records).startswith(said)
     with_one = {key: record for key, record in records.items() if key[3] != "beam"}
     assert advice(plan, with_one).startswith(said), "a method that is refused has no answers"
+    assert advice(plan, {}).startswith("No method shows a gain")
