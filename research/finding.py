@@ -27,6 +27,7 @@ from pypcd.ask import Source, chosen, prompt_of, read_of, sources_of
 from pypcd.cli import _loading, _options
 from pypcd.decode import Session
 from pypcd.document import Document
+from pypcd.errors import InputError
 from pypcd.evaluation import stats
 from pypcd.prompt import has_template
 from research.command import command
@@ -80,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
         texts = OF_THE_WHOLE[args.questions](args.half, args.n, args.paragraphs or 55)
     else:
         texts = hotpot(args.questions, args.half, args.n, args.paragraphs or 0)
+    if args.foreign and (args.questions != "xquad" or args.filler):
+        raise InputError("--foreign asks XQuAD's questions of XQuAD's texts; leave out --questions and --filler")
     if args.foreign:
         texts = unanswered(args.half, args.n, args.paragraphs or 55)
     if args.told:
@@ -103,10 +106,10 @@ def found(session: Session, finder: str, files: Files, asked: Asked) -> Row:
     """What a finder finds for a question, and what it takes. Behind its name may stand how much of the text is read."""
     (name, _, read), begin = finder.partition(", read "), time.perf_counter()
     messages = [{"role": "user", "content": asked.question, "documents": [*files.values()]}]
-    messages, said = chosen(session.llm, messages, read_of(read or "all"), session.llm.n_ctx())
+    messages, _ = chosen(session.llm, messages, read_of(read or "all"), session.llm.n_ctx())
     turns = prompt_of(messages).turns
     result = find.find(find.Asked(session.llm, turns, has_template(session.llm), session.attention), finder=name)
-    seconds, sources = time.perf_counter() - begin, sources_of(result, messages, said)
+    seconds, sources = time.perf_counter() - begin, sources_of(result, messages, "")
     spans = _spans(files, sources)
     tokens = sum(len(session.llm.tokenize(one.text.encode(), add_bos=False)) for one in sources)
     score = max((one.score for one in sources), default=0.0)
@@ -144,6 +147,7 @@ def _bare(text: str) -> str:
 def _files(text: str, n: int) -> Files:
     """A text in n files, each of whole paragraphs."""
     parts = text.split("\n\n")
+    n = min(n, len(parts))
     texts = ["\n\n".join(parts[i * len(parts) // n : (i + 1) * len(parts) // n]) for i in range(n)]
     begins = itertools.accumulate((len(own) + 2 for own in texts[:-1]), initial=0)
     return {begin: Document.of(f"{i}.txt", own) for i, (begin, own) in enumerate(zip(begins, texts))}

@@ -122,8 +122,7 @@ float llama_pcd_view::bias(const llama_kv_cache & kv, const row & v, uint32_t j)
 }
 
 // From the row of its token, which llama.cpp has filled, to that of a twin without a window only cells at their own position change:
-// a twin sees its own cell in place of its token's. A window is gone through in the order of positions. So no row of a batch with
-// all its tokens looks at each cell of the cache.
+// a twin sees its own cell in place of its token's. A window is gone through in the order of positions.
 template <typename T>
 void llama_pcd_view::fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, const std::vector<row> & all) const {
     const T hidden = llama_cast<T>(-INFINITY);

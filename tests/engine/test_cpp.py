@@ -75,17 +75,25 @@ def test_no_include_changes_what_a_name_of_ggml_means() -> None:
 
 
 INCLUDE = Path(sysconfig.get_path("platlib")) / "include"  # of llama-cpp-python
-STRICT = "-std=c++17 -O1 -g -Wall -Wextra -Werror -D_GLIBCXX_ASSERTIONS -fno-sanitize-recover=all"
-SANITIZERS = "-fsanitize=address,undefined,float-cast-overflow"
+STRICT = "-std=c++17 -g -Wall -Wextra -Werror -D_GLIBCXX_ASSERTIONS".split()
+SANITIZERS = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"]
+OPTIONS = re.compile(r'SOURCE "\$\{PROJECT_SOURCE_DIR\}/cpp/([^"]+)"[^)]*COMPILE_OPTIONS\s+([^)]*)\)')
 
 
 @pytest.mark.skipif(not shutil.which("g++") or not (INCLUDE / "llama.h").exists(), reason="needs g++ and llama.h")
 @pytest.mark.parametrize("test", [path for path in ENGINE if path.stem.endswith("_test")], ids=lambda path: path.stem)
-def test_what_is_pure_under_the_sanitizers(test: Path, tmp_path: Path) -> None:
-    """A test is linked with the sources of its folder."""
+@pytest.mark.parametrize("options", [["-O1", *SANITIZERS], ["-O3"]], ids=["sanitizers", "optimised"])
+def test_what_is_pure(options: list[str], test: Path, tmp_path: Path) -> None:
+    """A test is linked with the sources of its folder, which are compiled with the options that they have in CMakeLists.txt."""
     subprocess.run([sys.executable, CPP.parent / "cmake" / "fields.py", tmp_path], check=True)
-    sources = [path for path in (CPP / test.parent).glob("*.cpp") if not path.stem.endswith("_test")]
-    paths = [f"-I{CPP}", f"-I{tmp_path}", "-isystem", INCLUDE, *sources, CPP / test, "-o", tmp_path / "test"]
-    subprocess.run(["g++", *STRICT.split(), SANITIZERS, *paths], check=True)
+    own = dict(OPTIONS.findall((CPP.parent / "CMakeLists.txt").read_text(encoding="utf-8")))
+    assert own.keys() <= {path.as_posix() for path in ENGINE}
+    parts = [path for path in ENGINE if path.parent == test.parent and path.suffix == ".cpp"]
+    objects = [tmp_path / f"{path.stem}.o" for path in parts if path == test or not path.stem.endswith("_test")]
+    common = [*STRICT, *options, f"-I{CPP}", f"-I{tmp_path}", "-isystem", INCLUDE]
+    for path in parts:
+        which = own.get(path.as_posix(), "").split()
+        subprocess.run(["g++", *common, *which, "-c", CPP / path, "-o", tmp_path / f"{path.stem}.o"], check=True)
+    subprocess.run(["g++", *options, *objects, "-o", tmp_path / "test"], check=True)
     done = subprocess.run([tmp_path / "test"], text=True, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
