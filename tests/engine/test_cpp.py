@@ -75,7 +75,7 @@ def test_no_include_changes_what_a_name_of_ggml_means() -> None:
 
 
 INCLUDE = Path(sysconfig.get_path("platlib")) / "include"  # of llama-cpp-python
-STRICT = "-std=c++17 -g -Wall -Wextra -Werror -D_GLIBCXX_ASSERTIONS".split()
+STRICT = ["-std=c++17", "-g", "-Wall", "-Wextra", "-Werror", "-D_GLIBCXX_ASSERTIONS"]
 SANITIZERS = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"]
 OPTIONS = re.compile(r'SOURCE "\$\{PROJECT_SOURCE_DIR\}/cpp/([^"]+)"[^)]*COMPILE_OPTIONS\s+([^)]*)\)')
 
