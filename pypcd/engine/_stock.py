@@ -617,7 +617,7 @@ class Stock:
 
     def _evaluate_twins(self, config: PCDConfig, tokens: Sequence[_Token]) -> int:
         """The twins of tokens that are in memory."""
-        with self._twins_of(config, tokens) as twins, self._turned_for(config, twins):
+        with self._twins_of(config, tokens) as twins, self._turned_for(config, tokens, twins):
             status = self._evaluate_tokens(twins)
         if status == 0 and _rotates(config):
             self._rotation.check()
@@ -632,8 +632,8 @@ class Stock:
         return status
 
     @contextlib.contextmanager
-    def _turned_for(self, config: PCDConfig, twins: Sequence[_Token]) -> Iterator[None]:
-        """A block in which twins are evaluated, over-rotated if their setting is."""
+    def _turned_for(self, config: PCDConfig, tokens: Sequence[_Token], twins: Sequence[_Token]) -> Iterator[None]:
+        """A block in which the twins of tokens are evaluated, over-rotated if their setting is. A window has them in other sequences."""
         if not _rotates(config):
             yield
             return
@@ -641,7 +641,7 @@ class Stock:
         rho = lambda n_rot: formula.rho(n_rot, **table)
         try:
             if config.cache == "rerotated":
-                if self._has_sections and any(self._texts.get(one.parent, []) is None for one in twins):
+                if self._has_sections and any(self._texts.get(one.parent, []) is None for one in tokens):
                     raise UnsupportedError(_PICTURES)
                 self._keys.begin(rho, table, [(one.parent, _seen(config, one.pos)) for one in twins])
             self._rotation.turn(self._ctx, rho)
