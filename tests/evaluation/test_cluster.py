@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -121,33 +122,44 @@ def test_a_killed_worker_loses_nothing(expected: Records, tmp_path: Path) -> Non
     assert without_time(made) == without_time(expected)
 
 
-@pytest.fixture
-def by_hand(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """A scheduler and a worker as docs/evaluate.md starts them."""
-    where = {"env": python_path(), "cwd": tmp_path, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    file, module = tmp_path / "scheduler.json", [sys.executable, "-m"]
-    words = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
-    scheduler = subprocess.Popen([*module, "distributed.cli.dask_scheduler", *words], **where)
-    assert wait_until(60, file.exists)
-    address = json.loads(file.read_text())["address"]
-    words = [address, "--nthreads", "1", "--memory-limit", "0", "--no-dashboard", "--no-nanny"]
-    worker = subprocess.Popen([*module, "distributed.cli.dask_worker", *words], **where)
+@contextlib.contextmanager
+def ran(where: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python program of its own, while the block lasts."""
+    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([sys.executable, *words], env=python_path(), cwd=where, **quiet)
     try:
-        yield {"address": address, "scheduler": scheduler, "worker": worker}
+        yield process
     finally:
-        for process in (worker, scheduler):
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
 
 
-def test_a_lost_scheduler_keeps_what_was_answered(by_hand: dict[str, Any], expected: Records, tmp_path: Path) -> None:
-    directory = Directory(tmp_path / "run")
+WORKER = ["--nthreads", "1", "--memory-limit", "0", "--no-dashboard", "--no-nanny"]
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A scheduler as docs/evaluate.md starts it: its address, and its process. Not in this one, where another is: if the machine is busy,
+    Dask may wait for it without an end."""
+    file = tmp_path / "scheduler.json"
+    words = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
+    with ran(tmp_path, "-m", "distributed.cli.dask_scheduler", *words) as process:
+        assert wait_until(60, file.exists)
+        yield json.loads(file.read_text())["address"], process
+
+
+def test_a_lost_scheduler_keeps_what_was_answered(scheduler: Any, expected: Records, tmp_path: Path) -> None:
+    directory, (address, process) = Directory(tmp_path / "run"), scheduler
 
     def lose(progress: Any) -> None:
         if progress.n_answers_done == 6:
-            by_hand["scheduler"].kill()
+            process.kill()
 
-    with Cluster(by_hand["address"]) as cluster, pytest.raises(pypcd.PCDError, match="Dask scheduler at .* was lost"):
+    with (
+        ran(tmp_path, "-m", "distributed.cli.dask_worker", address, *WORKER),
+        Cluster(address) as cluster,
+        pytest.raises(pypcd.PCDError, match="Dask scheduler at .* was lost"),
+    ):
         cluster._client.wait_for_workers(1, timeout=60)
         evaluate(DEMO, directory, jobs=cluster, options=ONE, progress=Progress(lose))
     assert len(lines(directory)) >= 6
@@ -174,13 +186,9 @@ def test_what_is_no_scheduler_is_told_of() -> None:
             Cluster(address)
 
 
-def test_a_cluster_without_workers_says_how_to_start_some(tmp_path: Path) -> None:
+def test_a_cluster_without_workers_says_how_to_start_some(scheduler: Any, tmp_path: Path) -> None:
     said = "has no workers; start some: dask worker tcp://"
-    with (
-        started(0) as other,
-        Cluster(other.scheduler_address) as cluster,
-        pytest.raises(pypcd.PCDError, match=said),
-    ):
+    with Cluster(scheduler[0]) as cluster, pytest.raises(pypcd.PCDError, match=said):
         evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
 
 
@@ -269,17 +277,10 @@ def test_the_workers_of_a_run_have_devices_of_one_kind(cluster: Cluster, tmp_pat
         cluster._client.run(set_devices, None)
 
 
-def test_a_worker_without_pypcd_is_named(tmp_path: Path) -> None:
-    """Nor has it another module of ours; the scheduler, in this process, only passes bytes on."""
+def test_a_worker_without_pypcd_is_named(scheduler: Any, tmp_path: Path) -> None:
+    """Nor has it another module of ours; the scheduler only passes bytes on."""
     code = "import sys; sys.modules['pypcd'] = None; from distributed.cli.dask_worker import main; main()"
-    with started(0) as other, Cluster(other.scheduler_address) as cluster:
-        words = [sys.executable, "-c", code, other.scheduler_address, "--nthreads", "1", "--memory-limit", "0"]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        process = subprocess.Popen([*words, "--no-nanny", "--no-dashboard"], env=python_path(), cwd=tmp_path, **quiet)
-        try:
-            cluster._client.wait_for_workers(1, timeout=60)
-            with pytest.raises(pypcd.PCDError, match="it has no pypcd"):
-                evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
-        finally:
-            process.kill()
-            process.wait()
+    with ran(tmp_path, "-c", code, scheduler[0], *WORKER), Cluster(scheduler[0]) as cluster:
+        cluster._client.wait_for_workers(1, timeout=60)
+        with pytest.raises(pypcd.PCDError, match="it has no pypcd"):
+            evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)

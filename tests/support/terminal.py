@@ -36,7 +36,10 @@ class Terminal:
         termios.tcsetattr(self.child.fileno(), termios.TCSANOW, attributes)
 
     def close(self) -> None:
-        self.child.close(force=True)
+        try:
+            self.child.close(force=True)
+        except pexpect.ExceptionPexpect:  # it is killed, which may take a busy machine longer than pexpect waits
+            self.child.wait()
 
     def text(self) -> str:
         """All lines so far, including those scrolled off the screen."""
