@@ -43,16 +43,51 @@ def started(n: int, **options: Any) -> Any:
     return distributed.LocalCluster(n_workers=n, silence_logs=logging.CRITICAL, scheduler_kwargs=no_page, **how)
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Any]:
-    """A cluster of two workers that is somebody else's: it is there before a run and after it."""
-    with started(2) as cluster:
-        yield cluster
+@contextlib.contextmanager
+def ran(where: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python program of its own, while the block lasts."""
+    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([sys.executable, *words], env=python_path(), cwd=where, **quiet)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+WORKER = ["--nthreads", "1", "--memory-limit", "0", "--no-dashboard", "--no-nanny"]
+
+
+@contextlib.contextmanager
+def scheduling(where: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A scheduler as docs/evaluate.md starts it: its address, and its process. Not in this one: if the machine is busy, Dask may wait for a
+    scheduler there without an end."""
+    file = where / "scheduler.json"
+    words = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
+    with ran(where, "-m", "distributed.cli.dask_scheduler", *words) as process:
+        assert wait_until(60, file.exists)
+        yield json.loads(file.read_text())["address"], process
 
 
 @pytest.fixture
-def cluster(two: Any) -> Iterator[Cluster]:
-    with Cluster(two.scheduler_address) as cluster:
+def scheduler(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    with scheduling(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a cluster of two workers that is somebody else's: it is there before a run and after it."""
+    where = tmp_path_factory.mktemp("cluster")
+    with scheduling(where) as (address, _):
+        words = "-m", "distributed.cli.dask_worker", address, *WORKER
+        with ran(where, *words), ran(where, *words):
+            yield address
+
+
+@pytest.fixture
+def cluster(two: str) -> Iterator[Cluster]:
+    with Cluster(two) as cluster:
         cluster._client.wait_for_workers(2, timeout=60)
         yield cluster
 
@@ -120,32 +155,6 @@ def test_a_killed_worker_loses_nothing(expected: Records, tmp_path: Path) -> Non
         made = evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE, worker=worker).records
     assert (tmp_path / "killed").exists()
     assert without_time(made) == without_time(expected)
-
-
-@contextlib.contextmanager
-def ran(where: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python program of its own, while the block lasts."""
-    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([sys.executable, *words], env=python_path(), cwd=where, **quiet)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-WORKER = ["--nthreads", "1", "--memory-limit", "0", "--no-dashboard", "--no-nanny"]
-
-
-@pytest.fixture
-def scheduler(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A scheduler as docs/evaluate.md starts it: its address, and its process. Not in this one, where another is: if the machine is busy,
-    Dask may wait for it without an end."""
-    file = tmp_path / "scheduler.json"
-    words = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
-    with ran(tmp_path, "-m", "distributed.cli.dask_scheduler", *words) as process:
-        assert wait_until(60, file.exists)
-        yield json.loads(file.read_text())["address"], process
 
 
 def test_a_lost_scheduler_keeps_what_was_answered(scheduler: Any, expected: Records, tmp_path: Path) -> None:
