@@ -65,7 +65,7 @@ def scheduling(where: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     file = where / "scheduler.json"
     words = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
     with ran(where, "-m", "distributed.cli.dask_scheduler", *words) as process:
-        assert wait_until(60, file.exists)
+        assert wait_until(60, lambda: file.exists() and file.read_text().rstrip().endswith("}"))  # all of it
         yield json.loads(file.read_text())["address"], process
 
 
