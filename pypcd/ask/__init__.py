@@ -106,8 +106,7 @@ class Asking:
     def answer(self) -> Answer:
         written = self._writing.answer
         messages = (*self._messages, {"role": "assistant", "content": written.text})
-        passages = sources_of(written.found, self._turns, self._read)
-        note = "" if passages and not written.found.passages else written.found.note  # they are the parts that are read
+        passages, note = sources_of(written.found, self._turns, self._read)
         notes = "; ".join(filter(None, (self._note, notes_of(self._turns), note)))
         return Answer(written.text, passages, notes, None, messages, written, self._read)
 

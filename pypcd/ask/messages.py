@@ -87,8 +87,8 @@ def notes_of(messages: Sequence[Message]) -> str:
     return "; ".join(f"{document.name}: {document.note}" for document in documents_in(messages[-1:]) if document.note)
 
 
-def sources_of(found: Found, messages: Sequence[Message], read: str) -> tuple[Source, ...]:
-    """The passages with their places in the documents of a conversation.
+def sources_of(found: Found, messages: Sequence[Message], read: str) -> tuple[tuple[Source, ...], str]:
+    """The passages with their places in the documents of a conversation, and the note that is left to say.
 
     Args:
         read: which parts of the documents are read, in words; empty: all.
@@ -108,4 +108,4 @@ def sources_of(found: Found, messages: Sequence[Message], read: str) -> tuple[So
         end = begin + len(document.text[begin:end].rstrip())
         place = document.place(begin, end)
         sources.append(Source(passage.text, document.name, place, begin, end, passage.score, passage.finder))
-    return tuple(sources)
+    return tuple(sources), "" if sources and not found.passages else found.note

@@ -60,13 +60,12 @@ def watch_graphs(llm: llama_cpp.Llama) -> Iterator[list[Graph]]:
     def keep(tensor: int, is_asking: bool, data: Any) -> bool:
         op, name = base.ggml_op_desc(tensor).decode(), base.ggml_get_name(tensor)
         if is_asking and op not in _VIEWS and base.ggml_nelements(tensor):
-            source = Tensor.from_address(tensor).src[0]
-            if not last[0] or (op == "GET_ROWS" and base.ggml_get_name(source) == _EMBEDDINGS):
+            node = Tensor.from_address(tensor)
+            if not last[0] or (op == "GET_ROWS" and base.ggml_get_name(node.src[0]) == _EMBEDDINGS):
                 seen.append(Graph())
                 last[0] = ""
-            buffer = Tensor.from_address(tensor).buffer
-            is_cpu = base.ggml_backend_buffer_is_host(buffer)
-            device = "CPU" if is_cpu else base.ggml_backend_buffer_name(buffer).decode()
+            is_cpu = base.ggml_backend_buffer_is_host(node.buffer)
+            device = "CPU" if is_cpu else base.ggml_backend_buffer_name(node.buffer).decode()
             graph = seen[-1]
             graph.n_nodes += 1
             graph.n_splits += device != last[0]

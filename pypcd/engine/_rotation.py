@@ -50,19 +50,16 @@ class Watch:
 
     def _called(self, tensor: int, is_asking: bool, data: Any) -> bool:
         try:
-            return self._hand_on(tensor, is_asking, data)
+            if is_asking and self.rotation is not None:
+                op = _op_of(tensor + _OP).value
+                if op == self._rope:
+                    self.rotation.give_table(tensor)
+                if self.see is not None:
+                    self.see(tensor, op)
+            return not is_asking if self.reader is None else self.reader(tensor, is_asking, data)
         except BaseException as error:  # noqa: BLE001  it cannot pass through the library
             self._interrupt = self._interrupt or error
             return not is_asking
-
-    def _hand_on(self, tensor: int, is_asking: bool, data: Any) -> bool:
-        if is_asking and self.rotation is not None:
-            op = _op_of(tensor + _OP).value
-            if op == self._rope:
-                self.rotation.give_table(tensor)
-            if self.see is not None:
-                self.see(tensor, op)
-        return not is_asking if self.reader is None else self.reader(tensor, is_asking, data)
 
 
 _watches: weakref.WeakKeyDictionary[llama_cpp.Llama, Watch] = weakref.WeakKeyDictionary()

@@ -145,13 +145,13 @@ def _chat(request: Mapping[str, Any], model: Model) -> dict[str, Any]:
     elif wanted is not False and talk[-1]["content"].strip():
         edited = Replay().repeated(model, prompt, chat=True, look=model.look)
     _, found, laid = fitted(model, prompt, edited, chat=True, n_ctx=n_ctx)
-    sources = sources_of(found, turns, said)
+    sources, note = sources_of(found, turns, said)
     return {
         "tokens": laid.tokens,
         **_beginning(laid.tokens[: max(laid.n_text - N_LEFT, 0)], request["disk"]),
         "names": names,
         "passages": [dataclasses.asdict(passage) for passage in sources],
-        "passages_note": "" if sources and not found.passages else found.note,
+        "passages_note": note,
         "documents_read": said,
         "documents_note": notes_of(turns),
     }

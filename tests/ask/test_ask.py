@@ -112,7 +112,7 @@ def test_a_paragraph_that_stands_twice_has_two_places(texts: list[list[str]]) ->
     messages += [{"role": "user", "content": "?", "documents": documents[1:]}]
     segments = [(document, segment) for document in documents for segment in document.segments]
     passages = tuple(Passage(i, segment.strip(), 1.0, "bm25") for i, (_, segment) in enumerate(segments))
-    sources = sources_of(Found(passages), messages, "")
+    sources = sources_of(Found(passages), messages, "")[0]
     assert notes_of(messages) == (f"{documents[-1].name}: a picture is not read" if len(documents) > 1 else "")
     assert len({(s.document, s.begin) for s in sources}) == len(segments)
     for source, (document, segment) in zip(sources, segments):
