@@ -26,6 +26,7 @@ from conftest import (
     on_stock,
     rounding,
     tolerance,
+    turn,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -320,14 +321,16 @@ def test_whatever_is_done_rows_are_those_of_the_native_engine(
         assert config == theirs.pcd and ours.n_tokens == theirs.n_tokens
         if what != "eval" or not ours.n_tokens:
             continue
-        close(native_row(ours), native_row(theirs), contrasted(limit, config.beta if config else 0.0) + limit)
+        # second keys are turned by angles of float64 here, and of float32 there
+        local = limit * (turn(tiny("llama"), config) if config and config.cache == "rerotated" else 1)
+        close(native_row(ours), native_row(theirs), contrasted(local, config.beta if config else 0.0) + limit)
         if config is None:
             continue
         mine, other = ours.pcd_logits(), theirs.pcd_logits()
         close(mine.standard, other.standard, limit)
         assert (mine.beta is None) == (other.beta is None)
         if mine.beta is not None:
-            close(mine.local, other.local, limit)
+            close(mine.local, other.local, local)
 
 
 @settings(max_examples=60)
