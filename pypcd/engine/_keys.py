@@ -84,7 +84,7 @@ class SecondKeys:
             table: an equal one means the same rho.
             twins: the sequence of each, and the positions in it.
         """
-        none = np.zeros(0, np.int32)
+        none, memory = np.zeros(0, np.int32), llama_cpp.llama_get_memory(self._ctx)
         try:
             self._orders = [
                 (
@@ -92,7 +92,9 @@ class SecondKeys:
                     positions_by_cell(self._ctx, seq, known, of_window=True) if self._slides else none,
                 )
                 for seq, parts in twins
-                for known in [np.concatenate([np.arange(part.start, part.stop) for part in parts])]
+                # a text that was moved begins later; with a sliding window this is where the window begins
+                for first in [0 if self._slides else llama_cpp.llama_memory_seq_pos_min(memory, seq)]
+                for known in [np.concatenate([np.arange(max(part.start, first), part.stop) for part in parts])]
             ]
         except UnsupportedError as error:
             raise UnsupportedError(f"{error}; {_OTHER}") from error
