@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from pypcd.engine import is_defined, token_bytes, token_text  # first: it reports a wrong or missing library
 
 # isort: split
-import numpy as np
 from llama_cpp import llama_chat_format
 
 from pypcd.errors import PCDError
@@ -100,6 +99,11 @@ class Prompt:
     def whole(self) -> str:
         """All of it as one text, without the answer prefix."""
         return "".join(piece.text for piece in _without_template(self.turns))
+
+    @property
+    def begun(self) -> str:
+        """The same with the answer prefix: what a model goes on from."""
+        return self.whole + self.answer_prefix
 
     def replace(self, **changes: Any) -> Prompt:
         return dataclasses.replace(self, **changes)
@@ -232,7 +236,8 @@ def _laid(llm: Any, turns: Sequence[Turn], chat: bool, answer_prefix: str) -> La
     else:
         parts = [Piece(_storable(text), kind or "text") for text, kind in _without_template(turns)]
         has_bos, stop = False, []
-    parts.append(Piece(_storable(answer_prefix), "" if chat else "text"))
+    # as an answer, it ends before the space that the next token begins with
+    parts.append(Piece(_storable(answer_prefix.rstrip() if chat else answer_prefix), "" if chat else "text"))
     tokens, ends = _tokens(llm, parts, not has_bos)
     if not ends:
         return Laid(tokens, [], None, 0, stop)
@@ -240,10 +245,10 @@ def _laid(llm: Any, turns: Sequence[Turn], chat: bool, answer_prefix: str) -> La
     at, n_text, is_asked = 0, 0, False
     for part in parts:
         last = at + len(part.text.encode())
-        first = int(np.searchsorted(ends, at, side="right"))
-        spans.append((part.kind, first, int(np.searchsorted(ends, last - 1, side="right")) + 1 if last > at else first))
+        first = bisect.bisect_right(ends, at)
+        spans.append((part.kind, first, bisect.bisect_right(ends, last - 1) + 1 if last > at else first))
         if part.kind == "segment" and not is_asked:
-            n_text = int(np.searchsorted(ends, last, side="right"))
+            n_text = bisect.bisect_right(ends, last)
         is_asked = is_asked or (part.kind == "question" and n_text > 0)
         at = last
     segments = [(first, last) for kind, first, last in spans if kind == "segment"]

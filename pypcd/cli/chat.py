@@ -302,7 +302,7 @@ class Chat:
         say(
             f"a JSON object, and whose value is wanted; the right one is {sample.answers[0]}, the last one {sample.extra['nearest']}"
         )
-        self.answer(lambda stopped: self.session.send(sample.prompt.text, stopped))
+        self.answer(lambda stopped: self.session.send(sample.prompt.begun, stopped))
 
     def do_exit(self, _: str) -> bool:
         return False

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     sample = question(args.k)
-    _terminal.write(sample.prompt.text + "\n" * sys.stdout.isatty())
+    _terminal.write(sample.prompt.begun + "\n" * sys.stdout.isatty())
     _terminal.say(f"the right value is {sample.answers[0]}, the last one in the prompt {sample.extra['nearest']}")
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ __all__ = ["KEY", "broken", "formatter", "refusing"]
 KEY = "tokenizer.chat_template"  # in the metadata; a model may have others, as KEY.NAME
 
 
+@functools.lru_cache(maxsize=8)  # compiling one takes as long as writing a long prompt with it
 def formatter(template: str, *, bos: str = "", eos: str = "") -> Any:
     """What llama_cpp writes messages with.
 

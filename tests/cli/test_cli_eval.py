@@ -28,7 +28,7 @@ DEMO = ["eval", "demo", "--task", "kv-short", "--length", "250", "--n", "3", "--
 def question(tmp_path: Path) -> tuple[Path, str, str]:
     """A context, a question about it, and the right answer, for the demo model."""
     sample = next(iter(KV_SHORT.questions(1, 8)))
-    text, key, rest = sample.prompt.text.partition("Key: ")
+    text, key, rest = sample.prompt.begun.partition("Key: ")
     context = tmp_path / "context.txt"
     context.write_text(text)
     return context, key + rest, sample.answers[0]
@@ -220,7 +220,7 @@ PAIRS = (16, 40, 80, 120)
 
 
 def digest(samples: list[Sample]) -> bytes:
-    parts = ((s.prompt.text, s.answers[0], s.extra["nearest"], repr(s.depth)) for s in samples)
+    parts = ((s.prompt.begun, s.answers[0], s.extra["nearest"], repr(s.depth)) for s in samples)
     return "".join("\0".join(part) for part in parts).encode()
 
 
@@ -239,7 +239,7 @@ def test_a_question_can_be_had_by_its_number(capsys: pytest.CaptureFixture[str])
     assert main(["demo", "77"]) == 0
     out, err = capsys.readouterr()
     wanted = list(KV_SHORT.questions(75, 40))[1]  # the second of the second length
-    assert out == wanted.prompt.text
+    assert out == wanted.prompt.begun
     assert wanted.answers[0] in err
     assert main(["demo", "301"]) == 2
     assert "question 301 is none of the demo's; allowed: 1 to 300" in capsys.readouterr().err

@@ -36,7 +36,7 @@ def vocabulary(llm) -> Vocabulary:
 
 @pytest.fixture(scope="module")
 def prompt(llm) -> list[int]:
-    return llm.tokenize(SAMPLE.prompt.text.encode(), special=False)
+    return llm.tokenize(SAMPLE.prompt.begun.encode(), special=False)
 
 
 def probabilities(row: np.ndarray) -> np.ndarray:
@@ -178,12 +178,12 @@ def run(capsys, *args: str, status: int = 0) -> str:
 def test_explain_in_text_and_json(capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     prompt = tmp_path / "prompt.txt"
-    prompt.write_text(SAMPLE.prompt.text + "\n")
+    prompt.write_text(SAMPLE.prompt.begun + "\n")
     options = ("explain", "demo", "--threads=1", "--max-tokens=8", f"--gold={SAMPLE.answers[0]}")
     text = run(capsys, *options, "-f", str(prompt))
     assert max(map(cell_len, text.splitlines())) <= 40
     assert "token 1  " in text and ">*" in text and "leads to the right answer" in " ".join(text.split())
-    record = json.loads(run(capsys, *options, "-p", SAMPLE.prompt.text, "--json"))
+    record = json.loads(run(capsys, *options, "-p", SAMPLE.prompt.begun, "--json"))
     assert record["text"].strip() == SAMPLE.answers[0] and record["gold"] == SAMPLE.answers[0]
     assert record["steps"][-1]["text"] == "(end)"
     assert text.count("token ") == 2 * len(record["steps"])  # in the title and in the head
@@ -197,7 +197,7 @@ def test_explain_asks_the_question_of_a_task_with_its_right_answer(capsys) -> No
     sample = KV_SHORT.samples(300, 240, ModelTokenizer(llm), 0)[7]
     llm.close()
     assert record["gold"] == sample.gold.strip()
-    same = json.loads(run(capsys, *options, "-p", sample.prompt.text, f"--gold={sample.gold}"))
+    same = json.loads(run(capsys, *options, "-p", sample.prompt.begun, f"--gold={sample.gold}"))
     assert (record["steps"], record["n_prompt"]) == (same["steps"], same["n_prompt"])
     assert json.loads(run(capsys, *options, "--question=kv-short:240:7", "--gold=x"))["gold"] == "x"
 
@@ -222,7 +222,7 @@ def test_explain_ends_with_what_pcd_changed_and_says_if_it_was_cut(capsys, pcd: 
     changed = [step["index"] + 1 for step in record["steps"] if step["is_changed"]]
     with pypcd.Llama("demo", n_threads=1, pcd=pcd) as llm:
         sample = KV_SHORT.samples(300, 530, ModelTokenizer(llm), 0)[1]
-        llm.create_completion(sample.prompt.text, max_tokens=n, temperature=0)
+        llm.create_completion(sample.prompt.begun, max_tokens=n, temperature=0)
         did = {**llm.last_answer.as_dict(), "pcd_skipped": 0}  # explain looks at each token twice
         assert {name: record[name] for name in did} == did
         assert [change.index + 1 for change in llm.last_answer.changes] == changed

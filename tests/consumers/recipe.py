@@ -89,7 +89,7 @@ class Folder:
         self.path = path
         (path / "model.gguf").symlink_to(DEMO_MODEL)
         sample = list(KV_SHORT.questions(40, 8, 0))[4]
-        self.question, self.right, self.wrong = sample.prompt.text.rstrip(), sample.answers[0], sample.extra["nearest"]
+        self.question, self.right, self.wrong = sample.prompt.begun.rstrip(), sample.answers[0], sample.extra["nearest"]
         (path / "question.txt").write_text(self.question, encoding="utf-8")
 
     def run(self, text: str) -> str:

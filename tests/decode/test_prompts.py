@@ -141,3 +141,17 @@ def test_no_message_has_a_mark_of_the_templates(text: str, before: str, behind: 
     ]
     letters = b"".join(token_bytes(llm, token) for token in laid.tokens).decode()
     assert letters.replace(" ", "") == f"<|you|>{text}<|no|>Q?{behind}"
+
+
+def test_an_answer_is_begun_without_the_space_that_its_next_token_has(tiny: Tiny, load: Load) -> None:
+    llm = load(
+        tiny("llama", chat_template="{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>"), False
+    )
+    written = b"".join(
+        token_bytes(llm, token) for token in lay(llm, turn((Q, "Q ")), chat=True, answer_prefix="It is: ").tokens
+    )
+    assert written.endswith(b"<user>Q <answer>It is:")
+    plain = b"".join(
+        token_bytes(llm, token) for token in lay(llm, turn((Q, "Q ")), chat=False, answer_prefix="It is: ").tokens
+    )
+    assert plain.endswith(b"Q It is: ")

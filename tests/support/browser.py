@@ -563,4 +563,4 @@ def candidates(*ids: int) -> list[dict[str, Any]]:
 def question(n_pairs: int, seed: int = 0) -> tuple[str, str]:
     """A question that the demo model was trained on, and its right answer."""
     sample = next(iter(KV_SHORT.questions(1, n_pairs, seed)))
-    return sample.prompt.text.rstrip(), sample.answers[0]
+    return sample.prompt.begun.rstrip(), sample.answers[0]

@@ -29,7 +29,7 @@ class KV(Sized):
     Attributes:
         groups: hexadecimal digits in each dash-separated group of a key or value; (8, 4, 4, 4, 12) is a UUID.
         before: the instruction before the JSON data.
-        after: the text after the question.
+        after: the text after the question; without one the answer is begun for the model.
         separators: characters that the metric treats as spaces.
     """
 
@@ -53,11 +53,15 @@ class KV(Sized):
     def question(self, i: int, pairs: Sequence[tuple[str, str]], at: int) -> Sample:
         """Question i, for the value of one of the pairs."""
         key, value = pairs[at]
+        begun = "The value associated with the specified key is: "
         prompt = Prompt(
             before=self.before + "JSON data:\n{",
             segments=tuple(f'"{k}": "{v}"' for k, v in pairs),
             joiner=", ",
-            after=f'}}\n\n\nKey: "{key}"\nThe value associated with the specified key is: {self.after}',
+            after=f'}}\n\n\nKey: "{key}"\n' + (begun + self.after if self.after else ""),
+            answer_prefix=""
+            if self.after
+            else begun,  # an instruct model writes it in longer words, and its answer is cut off
         )
         return Sample(i, prompt, (value,), at / max(len(pairs) - 1, 1), {"nearest": pairs[-1][1]})
 
