@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +26,10 @@ __all__ = ["Memory", "Rotation", "Watch", "eval_callback", "ggml", "unknown_layo
 
 _F32 = 0  # enum ggml_type
 _WEIGHTS = 1  # enum ggml_backend_buffer_usage
+_COPY = re.compile(rb"[^#]+#(.+)#\d+")  # DEVICE#NAME#NUMBER
+_UNREAD = 'this model\'s frequency factors cannot be read here; use engine="native"'
 _OP, _op_of = Tensor.op.offset, ctypes.c_int.from_address  # read for every operation
+_FACTORS, _pointer_at = Tensor.src.offset + 2 * ctypes.sizeof(ctypes.c_void_p), ctypes.c_void_p.from_address
 
 Rho = Callable[[int], npt.NDArray[np.float64]]
 Factors = npt.NDArray[np.float32]
@@ -106,10 +110,10 @@ class Rotation:
     """The tables of one context: frequency factors in the memory of each device. They are freed by close()."""
 
     def __init__(self) -> None:
-        # the tensor's address and the model's factors, by the type of its buffer, those factors' address, and their number
-        self._tables: dict[tuple[int, int, int], tuple[int, Factors]] = {}
+        # the tensor's address and the model's factors, by the type of its buffer, those factors' name, and their number
+        self._tables: dict[tuple[int, bytes, int], tuple[int, Factors]] = {}
+        self._own: dict[tuple[bytes, int], Factors] = {}  # by name and number
         self._ours = set[int]()  # addresses of these tensors
-        self._own: dict[int, int] = {}  # what a rotation had before
         self._memory = Memory()
         self._rho: Rho | None = None
         self._n_seen = 0
@@ -140,17 +144,17 @@ class Rotation:
 
     def give_table(self, tensor: int) -> None:
         """To a rotation that is computed next."""
+        self._n_seen += 1
+        own = _pointer_at(tensor + _FACTORS).value or 0
+        if own in self._ours:  # this graph has been here before
+            return
         try:
             node = Tensor.from_address(tensor)
-            current, n = node.src[2] or 0, node.op_params[1] // 2
-            if current not in self._ours:  # else this graph has been here before
-                self._own[tensor] = current
-            key = ggml().ggml_backend_buffer_get_type(node.buffer), self._own[tensor], n
+            key = ggml().ggml_backend_buffer_get_type(node.buffer), _name(own), node.op_params[1] // 2
             if key not in self._tables:
-                self._tables[key] = self._make_table(*key)
+                self._tables[key] = self._make_table(key[0], own, key[2])
                 self._write(*self._tables[key])
             node.src[2] = self._tables[key][0]
-            self._n_seen += 1
         except Exception as error:  # noqa: BLE001  it cannot pass through the library
             self._failed = self._failed or error
 
@@ -159,15 +163,32 @@ class Rotation:
         ggml().ggml_backend_tensor_set(address, factors.ctypes.data, 0, factors.nbytes)
 
     def _make_table(self, kind: int, own: int, n: int) -> tuple[int, Factors]:
-        base, factors = ggml(), np.ones(n, np.float32)
-        if own:
-            head = Tensor.from_address(own)
-            if head.type != _F32 or base.ggml_backend_buffer_get_usage(head.buffer) != _WEIGHTS:
-                raise UnsupportedError('this model\'s frequency factors cannot be read here; use engine="native"')
-            base.ggml_backend_tensor_get(own, factors.ctypes.data, 0, factors.nbytes)
+        name, factors = _name(own), np.ones(n, np.float32)
+        if own and (name, n) not in self._own:
+            if Tensor.from_address(own).type != _F32:
+                raise UnsupportedError(_UNREAD)
+            # a copy is complete if it is of the CPU's memory; another device's factors were seen before their copy
+            ggml().ggml_backend_tensor_get(own, factors.ctypes.data, 0, factors.nbytes)
+        factors = self._own.setdefault((name, n), factors)
         address = self._memory.tensor(kind, _F32, n)
         self._ours.add(address)
         return address, factors
+
+
+def _name(factors: int) -> bytes:
+    """The name of the model's factors, also of a copy that the scheduler makes of them for another device; empty: none.
+
+    Raises:
+        UnsupportedError: these are computed.
+    """
+    if not factors:
+        return b""
+    base, name = ggml(), ggml().ggml_get_name(factors)
+    if base.ggml_backend_buffer_get_usage(Tensor.from_address(factors).buffer) == _WEIGHTS:
+        return bytes(name)
+    if not (copied := _COPY.fullmatch(name)):
+        raise UnsupportedError(_UNREAD)
+    return copied[1]
 
 
 @functools.lru_cache(maxsize=1)

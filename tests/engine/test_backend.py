@@ -34,6 +34,7 @@ from tiny_gguf import HYBRID_ARCHS, ROPE_ARCHS
 import pypcd
 from pypcd import engine
 from pypcd.bench import left_device
+from pypcd.errors import UnsupportedError
 from pypcd.llama import machine
 
 # The worst row of PCD found on a CPU differs 3.0 times as much as plain rows do (second keys of 8 bits), most differ as
@@ -196,6 +197,12 @@ def is_refused_by_stock(case: Case) -> bool:
     if case.work == "shifted" and (case.setting == "separate" or (case.model, case.setting) == ("gemma3", "rerotated")):
         return True
     return case.setting == "rerotated" and case.kv.startswith("q8_0")
+
+
+def may_be_refused_by_stock(case: Case) -> bool:
+    """Second keys of keys in RAM, which CUDA copies to its memory before it tells, and of latent keys in its flash attention."""
+    latent = case.model == "deepseek2" and case.kv.endswith("-flash")
+    return case[-1] == "stock" and case.setting == "rerotated" and (latent or case.placement == "keys-in-ram")
 
 
 def native_cases() -> Iterator[Case]:
@@ -362,7 +369,12 @@ def check_rows(case: Case, tiny: Tiny, note: Callable[[str, object], None]) -> N
 def test_rows_are_the_references_as_far_as_plain_rows_are(
     case: Case, tiny: Tiny, record_property: Callable[[str, object], None]
 ) -> None:
-    check_rows(case, tiny, record_property)
+    try:
+        check_rows(case, tiny, record_property)
+    except UnsupportedError as error:
+        if not may_be_refused_by_stock(case):
+            raise
+        pytest.skip(str(error))
 
 
 @pytest.mark.few
