@@ -22,7 +22,7 @@ def tables(results: Sequence[dict[str, Any]]) -> str:
     """Markdown: what tests/engine/test_backend.py wrote down."""
     bad = [r for r in results if r["outcome"] not in ("passed", "skipped")]
     lines = [f"## Rows: {len(results)} cases, {len(bad)} failed", "", LEGEND]
-    for by in ("setting", "kv", "work", "placement", "model"):
+    for by in ("engine", "setting", "kv", "work", "placement", "model"):
         groups: dict[str, list[dict[str, Any]]] = {}
         for r in results:
             if "effect" in r:
