@@ -4,6 +4,7 @@ the paper's tables beside those of a run.
 python -m research.eval MODEL --method dola-low,ms-poe,segr
 python -m research.eval MODEL --paper table2
 python -m research.eval MODEL --task nolima --data FOLDER
+python -m research.eval MODEL --method pcd:paper:base=1e4,pcd:paper:base=3e4      # B' itself, in place of base_ratio = B'/B
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -20,6 +22,7 @@ import research.nolima  # noqa: F401  the same
 from pypcd import cli, files
 from pypcd.cli import eval as product
 from pypcd.evaluation import Directory, rows
+from pypcd.gguf import read_gguf, resolve_model
 from research import plots
 from research.paper import PAPER_TABLES
 
@@ -43,6 +46,9 @@ def main(words: Sequence[str]) -> int:
         args.task = args.task or ",".join(paper.tasks)
         args.method = args.method or ",".join(paper.methods)
         args.length = args.length or ",".join(map(str, paper.lengths))
+    if args.method and (":base=" in args.method):
+        base = read_gguf(resolve_model(args.model)).shape.rope_freq_base
+        args.method = re.sub(r":base=([^:,]+)", lambda found: f":base_ratio={float(found[1]) / base:g}", args.method)
 
     def run() -> int:
         status = product.run(args)

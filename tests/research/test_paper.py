@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import Tiny
 from fake_tokenizer import Pieces
 from runs import made_up
 
@@ -160,3 +161,13 @@ def test_what_is_asked_is_the_tables_unless_it_is_named(monkeypatch: pytest.Monk
     first, second = asked
     assert first.task == second.task == "kv-authors" and first.length == "8192" and second.method == "pcd"
     assert set(first.method.split(",")) == set(PAPER_TABLES["table1"].methods) and BASELINE in first.method
+
+
+def test_a_base_stands_for_its_share_of_the_models(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
+    """The paper gives B', and a ratio that was found on a model with another B."""
+    asked = []
+    monkeypatch.setattr(research_eval.product, "run", lambda args: asked.append(args.method) or sys.exit(0))
+    methods = "pcd:paper:base=500,replay,pcd:paper:base=2e3:beta=1,pcd:paper:base_ratio=0.3"
+    with pytest.raises(SystemExit):
+        research_eval.main([str(tiny("llama")), "--method", methods])
+    assert asked == ["pcd:paper:base_ratio=0.05,replay,pcd:paper:base_ratio=0.2:beta=1,pcd:paper:base_ratio=0.3"]
