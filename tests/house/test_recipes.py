@@ -53,7 +53,8 @@ def test_requests_are_timed_beside_others(beside: str, recipe: Recipe, capsys: p
 
 
 def test_groups_have_their_worst_and_what_failed_is_named(tmp_path: Path) -> None:
-    good: dict[str, Any] = {"setting": "rerotated", "kv": "f16", "work": "steps", "placement": "gpu", "model": "llama"}
+    good: dict[str, Any] = {"engine": "stock", "setting": "rerotated", "kv": "f16"}
+    good |= {"work": "steps", "placement": "gpu", "model": "llama"}
     good.update(
         standard=1e-6, plain=1e-6, over=6e-6, plain_over=2e-6, effect=0.5, outcome="passed", test="t[1]", why=""
     )
