@@ -202,7 +202,7 @@ class _Context:
 
 def _keeps_second(config: PCDConfig) -> bool:
     """Whether a setting needs second keys."""
-    return config.cache == "separate" or (config.cache == "rerotated" and config.perturbation == "over-rotation")
+    return config.cache == "rerotated" and config.perturbation == "over-rotation"
 
 
 def _stream(llm: llama.Llama, text: str, n: int) -> list[int]:
