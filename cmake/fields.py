@@ -65,8 +65,9 @@ def row(field: Field) -> str:
     named = ", ".join(
         f"{{ {number}, {'nullptr' if name is None else quoted(name)} }}" for name, number in field.numbers.items()
     )
-    values = [quoted(field.name), *members, repr(field.to_number(field.default)), low, high, is_open, f"{{ {named} }}"]
-    return f"{{ {', '.join([*values, boolean(field.own), boolean(field.part == 'twin')])} }},"
+    default = repr(field.to_number(field.default))
+    values = [quoted(field.name), *members, default, low, high, is_open, f"{{ {named} }}", boolean(field.own)]
+    return f"{{ {', '.join(values)} }},"
 
 
 def ends(field: Field) -> tuple[str, str, str]:

@@ -45,9 +45,8 @@ ggml_tensor * llama_pcd_build_attn(
         const llm_graph_context & gctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * kq_b,
         ggml_tensor * kq_mask, ggml_tensor * sinks, ggml_tensor * v_mla, int64_t n_kv_max, float kq_scale, int il);
 
-// llama_kv_cache::cpy_k, cpy_v: store the second keys and values too
+// llama_kv_cache::cpy_k: store the second keys too
 void llama_pcd_store_k(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il);
-void llama_pcd_store_v(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * v_cur, int32_t il);
 
 // llama_context::decode: true if the batch was decoded here, with the result in ret
 bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int & ret);

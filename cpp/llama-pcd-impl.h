@@ -129,7 +129,6 @@ struct llama_pcd : llama_pcd_hooks {
     static uint32_t             & head    (llama_kv_cache & kv)       { return kv.v_heads[0]; }
     static uint32_t               head    (const llama_kv_cache & kv) { return kv.v_heads[0]; }
     static const llama_hparams  & hparams (const llama_kv_cache & kv) { return kv.hparams; }
-    static bool                   v_trans (const llama_kv_cache & kv) { return kv.v_trans; }
     static bool                   slides  (const llama_kv_cache & kv) { return kv.n_swa > 0; }
     static bool                   borrows (const llama_kv_cache & kv) { return kv.other != nullptr; }
     static size_t                 n_bytes (const llama_kv_cache & kv) { return kv.size_k_bytes() + kv.size_v_bytes(); }

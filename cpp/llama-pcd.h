@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 // bumped whenever llama_pcd_params or the meaning of a function changes
-#define LLAMA_PCD_VERSION 17
+#define LLAMA_PCD_VERSION 18
 
 // how far behind the best plausible token the others begin in the rows that callers read; see llama_pcd_contrast
 #define LLAMA_PCD_BEHIND 60.0f
@@ -60,15 +60,13 @@ struct llama_pcd_stats {
     int64_t n_twins;       // twins evaluated
     int64_t n_skipped;     // twins not needed: a single token was plausible, or a floor (min_context, min_entropy, min_first_entropy)
     int64_t n_derived;     // times second keys were derived from the first, later than these were stored
-    int64_t n_caught_up;   // tokens whose second keys and values were evaluated later than the token (cache = separate)
-    int64_t second_bytes;  // of the second keys and values
+    int64_t second_bytes;  // of the second keys
     int64_t kv_bytes;      // of the first; 0 for memory PCD knows nothing of
 
     int64_t n_derived_cells; // of how many cells, all caches together
     int64_t n_fused;       // batches that were evaluated together with their twins, as a whole or in parts: each part counts
     int64_t n_alternate;   // the same, twins after the batch, where one was needed
     int64_t n_sequential;  // the same, each twin before its token
-    int64_t n_separate;    // batches decoded with cache = separate
     int64_t n_fallbacks;   // of all these, how many were asked for in another way
     int64_t last_fallback; // enum llama_pcd_fallback: why the last of them was
     int64_t state_bytes;   // of the states that recurrent layers keep for twins
@@ -87,16 +85,15 @@ LLAMA_API struct llama_pcd_params llama_pcd_default_params(void);
 // Twins have sequence ids of their own, from 192 on (in a model with recurrent layers: from n_seq_max on). A context in which one of
 // these has tokens is refused, and so is a batch with such an id while PCD is on.
 //
-// Second keys and values that the new parameters need too are kept, and others are allocated. Parameters that need none, and NULL,
-// leave them for the parameters before, see llama_pcd_trim; cache = rerotated after separate frees the second values. Second keys of
-// another type are allocated beside the former ones, which are freed then. Where there is no room for both, turn PCD off first:
-// then the former ones are freed before.
+// Second keys that the new parameters need too are kept, and others are allocated. Parameters that need none, and NULL, leave them for
+// the parameters before, see llama_pcd_trim. Second keys of another type are allocated beside the former ones, which are freed then.
+// Where there is no room for both, turn PCD off first: then the former ones are freed before.
 LLAMA_API int32_t llama_pcd_set(struct llama_context * ctx, const struct llama_pcd_params * params, char * err, size_t n_err);
 
 // The parameters in force. False: PCD is off, and nothing is written.
 LLAMA_API bool llama_pcd_get(struct llama_context * ctx, struct llama_pcd_params * params);
 
-// Free the second keys and values that the parameters in force do not need. While PCD is off that is all of them, and the rows of the
+// Free the second keys that the parameters in force do not need. While PCD is off that is all of them, and the rows of the
 // last decode go too (which the next decode frees in any case).
 LLAMA_API void llama_pcd_trim(struct llama_context * ctx);
 
@@ -130,8 +127,7 @@ LLAMA_API const char * llama_pcd_fallback_text(int32_t reason);
 // PCD for one sequence, where it is to differ from the context's. NULL: no twins for its tokens. Else params is a whole setting,
 // of which the sequence has beta, adaptive, gamma, relative_top, the floors, window, n_sink and combine of its own, and perturbation where
 // it is LLAMA_PCD_PERTURBATION_NONE. (combine = false of the context holds for all its sequences.) All else has
-// to be as in the context, as far as the sequence's twins use it; with cache = separate also window, n_sink and perturbation,
-// which its second keys follow.
+// to be as in the context, as far as the sequence's twins use it.
 //
 // While PCD is on that is checked at once. A setting that is given before is kept, and checked by llama_pcd_set(), which refuses
 // what its sequences cannot have. Later changes of the context hold for its sequences too, but for what they have of their own.
@@ -145,10 +141,6 @@ LLAMA_API int32_t llama_pcd_set_seq(
 
 // Let a sequence (-1: all of them) follow the context again.
 LLAMA_API void llama_pcd_unset_seq(struct llama_context * ctx, llama_seq_id seq_id);
-
-// Which tokens lie at positions 0 .. n-1 of a sequence: state files do not say, and cache = separate evaluates them
-// again after one was loaded. Returns how many of these positions are in memory.
-LLAMA_API int32_t llama_pcd_set_tokens(struct llama_context * ctx, llama_seq_id seq_id, const llama_token * tokens, int32_t n);
 
 // rho_j = theta*_j / theta_j, j = 1 .. n_rot/2, into out[n_rot/2]
 LLAMA_API void llama_pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, int32_t band, double * out);

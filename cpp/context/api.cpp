@@ -154,12 +154,6 @@ void llama_pcd_begin(llama_context * ctx, llama_seq_id seq_id, llama_pos pos) {
     });
 }
 
-int32_t llama_pcd_set_tokens(llama_context * ctx, llama_seq_id seq_id, const llama_token * tokens, int32_t n) {
-    return llama_pcd_guarded_value(__func__, 0, [&]() {
-        return llama_pcd_memory(*ctx).set_tokens(seq_id, tokens, n);
-    });
-}
-
 const float * llama_pcd_get_logits_ith(llama_context * ctx, int32_t i, int32_t which) {
     return llama_pcd_guarded_value<const float *>(__func__, nullptr, [&]() {
         auto * pcd = pcd_context::of(*ctx);

@@ -11,7 +11,6 @@
 #include <exception>
 #include <future>
 #include <map>
-#include <set>
 
 static constexpr int64_t N_CELLS  = 4096; // whose keys are read at once
 static constexpr int32_t N_TOKENS = 64;   // that are evaluated at once: a number for each head, token and cell is in memory
@@ -106,7 +105,6 @@ struct reader {
     std::exception_ptr       failed;
 
     int32_t n_seen = 0; // layers with attention
-    std::set<std::string> names; // of their operations; PCD's own keys have operations of the same names, afterwards
 
     static bool on_eval(ggml_tensor * t, bool ask, void * data) {
         auto & self = *(reader *) data;
@@ -116,7 +114,7 @@ struct reader {
         }
         try {
             if (ask) {
-                return self.names.insert(t->name).second && self.heads.count(self.n_seen++) > 0;
+                return self.heads.count(self.n_seen++) > 0;
             }
             if (self.refusal.empty() && !self.failed) {
                 self.read(self.n_seen - 1, t, is_flash);

@@ -92,9 +92,7 @@ void llama_pcd_context::recover(const llama_pcd_memory::ends & before) {
 
 int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {
     if (memory.has_shift()) { // positions have changed, and the keys are yet to follow
-        lctx.sched_reserve(); // it may be put off, and second keys are turned by the scheduler
         core.second.keys_shift();
-        prepare();
     }
     if (core.settings.on) {
         return (int) decoder.decode(batch);

@@ -43,13 +43,6 @@ void llama_pcd_store_k(const llama_kv_cache & kv, ggml_context * ctx, ggml_tenso
     }
 }
 
-void llama_pcd_store_v(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * v_cur, int32_t il) {
-    auto & graph = llama_pcd_graph::current();
-    if (graph.builds_in(ctx)) {
-        graph.store_v(kv, v_cur, il);
-    }
-}
-
 ggml_tensor * llama_pcd_build_attn(
         const llm_graph_context & gctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * kq_b,
         ggml_tensor * kq_mask, ggml_tensor * sinks, ggml_tensor * v_mla, int64_t n_kv_max, float kq_scale, int il) {

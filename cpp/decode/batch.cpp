@@ -37,12 +37,12 @@ llama_batch_ext llama_pcd_batch_part(const llama_batch_ext & batch, size_t i0, s
 }
 
 void llama_pcd_batch_add_twin(
-        llama_batch_ext & dst, const llama_batch_ext & src, const llama_batch_ext::token & token, llama_seq_id twin, bool output) {
+        llama_batch_ext & dst, const llama_batch_ext & src, const llama_batch_ext::token & token, llama_seq_id twin) {
     llama_batch_ext::token res = token;
 
     copy_embd(dst, src, res);
     res.seq_ids = { twin };
-    res.output  = output;
+    res.output  = true;
 
     dst.n_embd = src.n_embd;
     dst.tokens.push_back(res);
@@ -58,20 +58,15 @@ bool llama_pcd_parts::fits(const count & n, size_t n_room, bool together) const 
     if (n.n_twins == 0) {
         return true;
     }
-    const bool separate = core.settings.separate();
-
     // find_slot gives away cells that are masked for the first new position of their sequence. No twin in the same micro-batch sees
-    // them, but one that is placed in a later micro-batch than its token may. With cache = separate twins see each other.
-    const size_t n_pass = core.memory.slides() || separate ? cparams.n_ubatch : cparams.n_batch;
+    // them, but one that is placed in a later micro-batch than its token may.
+    const size_t n_pass = core.memory.slides() ? cparams.n_ubatch : cparams.n_batch;
 
     if (!together) {
         return n.n_tokens <= n_pass && n.n_tokens + 1 <= n_room;
     }
-    if (n.n_tokens + n.n_twins > std::min(n_pass, n_room) || n.n_rows + n.n_twin_rows > cparams.n_outputs_max) {
+    if (n.n_tokens + n.n_twins > std::min(n_pass, n_room) || n.n_rows + n.n_twins > cparams.n_outputs_max) {
         return false;
-    }
-    if (separate) {
-        return n.n_seqs <= core.ids.n_max;
     }
     // twins are dealt out evenly: parts of one size share a graph
     const size_t n_parts = (rows.size() + core.ids.n_max - 1)/core.ids.n_max;
@@ -79,18 +74,17 @@ bool llama_pcd_parts::fits(const count & n, size_t n_room, bool together) const 
     return n.n_twins <= (rows.size() + n_parts - 1)/n_parts;
 }
 
-llama_pcd_part llama_pcd_parts::next(const llama_pcd_request & req, size_t i0, bool together, size_t n_max) const {
+llama_pcd_part llama_pcd_parts::next(const llama_batch_ext & batch, size_t i0, bool together) const {
     const auto & memory = core.memory;
     const bool   embd   = core.pcd.lctx.get_cparams().embeddings;
-    const size_t n_room = memory.n_room(2*req.size());
+    const size_t n_room = memory.n_room(2*batch.tokens.size());
 
-    std::bitset<LLAMA_MAX_SEQ> seen;    // sequences
-    std::bitset<LLAMA_MAX_SEQ> parents; // of twins
+    std::bitset<LLAMA_MAX_SEQ> seen; // sequences
 
-    llama_pcd_part res = { i0, i0, rows.first_from(i0), rows.first_from(i0), {} };
+    llama_pcd_part res = { i0, i0, rows.first_from(i0), rows.first_from(i0) };
 
-    for (count n; res.i1 < req.size() && res.fits; ++res.i1) {
-        const auto & token = req.batch.tokens[res.i1];
+    for (count n; res.i1 < batch.tokens.size() && res.fits; ++res.i1) {
+        const auto & token = batch.tokens[res.i1];
 
         std::bitset<LLAMA_MAX_SEQ> own;
         for (const llama_seq_id s : token.seq_ids) {
@@ -98,31 +92,23 @@ llama_pcd_part llama_pcd_parts::next(const llama_pcd_request & req, size_t i0, b
         }
 
         const bool has_row  = res.r1 < rows.size() && rows.out_ids[res.r1] == (int32_t) res.i1;
-        const bool has_twin = req.has_twin[res.i1] && (together || rows.contrasts[res.r1].gamma > 1);
+        const bool has_twin = has_row && (together || rows.contrasts[res.r1].gamma > 1);
 
-        if (has_twin) {
-            parents.set(llama_pcd_parent_of(token));
-        }
-        n.n_tokens    += 1;
-        n.n_rows      += token.output || embd;
-        n.n_twins     += has_twin;
-        n.n_twin_rows += has_twin && (has_row || embd);
-        n.n_seqs       = parents.count();
+        n.n_tokens += 1;
+        n.n_rows   += token.output || embd;
+        n.n_twins  += has_twin;
 
         // states are kept for so many sequences, and a twin's is that before the part
         const bool has_state = !memory.recr || n.n_twins == 0 ||
             (!(has_twin && (seen & own).any()) && (seen | own).count() <= core.ids.n_max);
 
-        if (n.n_tokens > n_max || !has_state || !fits(n, n_room, together)) {
+        if (!has_state || !fits(n, n_room, together)) {
             if (res.i1 > i0) {
                 break;
             }
             res.fits = false;
         }
         seen |= own;
-        if (req.has_twin[res.i1]) {
-            res.pairs.push_back({ res.i1, has_row ? res.r1 : llama_pcd_twin::NO_ROW });
-        }
         res.r1 += has_row;
     }
     return res;

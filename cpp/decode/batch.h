@@ -1,5 +1,5 @@
-// A batch of the caller's: which of its tokens have twins, which of them are evaluated at once, and batches with twins in them. Knows
-// nothing of how a part is evaluated.
+// A batch of the caller's: which of its tokens are evaluated at once, and batches with twins in them. Knows nothing of how a part is
+// evaluated.
 
 #pragma once
 
@@ -8,8 +8,6 @@
 
 #include "llama-batch.h"
 
-#include <algorithm>
-#include <vector>
 
 // the sequences of one token are equal up to it: any of them tells what its twin may see
 llama_seq_id llama_pcd_parent_of(const llama_batch_ext::token & token);
@@ -22,31 +20,12 @@ llama_batch_ext llama_pcd_batch_part(const llama_batch_ext & batch, size_t i0, s
 
 // the twin of a token of src, behind the tokens of dst
 void llama_pcd_batch_add_twin(
-        llama_batch_ext & dst, const llama_batch_ext & src, const llama_batch_ext::token & token, llama_seq_id twin, bool output);
+        llama_batch_ext & dst, const llama_batch_ext & src, const llama_batch_ext::token & token, llama_seq_id twin);
 
-// a batch of the caller's, and which of its tokens have twins: those that give a contrasted row, or with cache = separate all that
-// PCD is on for
-struct llama_pcd_request {
-    const llama_batch_ext & batch;
-    std::vector<bool>       has_twin;
-
-    size_t size() const { return batch.tokens.size(); }
-
-    bool has_twins() const { return std::find(has_twin.begin(), has_twin.end(), true) != has_twin.end(); }
-};
-
-// a token of a batch whose twin is evaluated, and the row that it gives
-struct llama_pcd_pair {
-    size_t token;
-    size_t row; // llama_pcd_twin::NO_ROW: none
-};
-
-// tokens [i0, i1) of a batch, their rows [r0, r1), and those that have twins
+// tokens [i0, i1) of a batch, and their rows [r0, r1), each of which has a twin
 struct llama_pcd_part {
     size_t i0, i1;
     size_t r0, r1;
-
-    std::vector<llama_pcd_pair> pairs;
 
     bool fits = true; // false: a single token, whose twin has no room beside it
 };
@@ -55,18 +34,16 @@ struct llama_pcd_parts {
     llama_pcd_parts(const llama_pcd_core & core, const llama_pcd_rows & rows) : core(core), rows(rows) {}
 
     // The part that starts at token i0, with its twins in the same pass (together) or after it. Usually it is the whole batch. It
-    // ends where another twin has no room, or n_max tokens are reached; where sliding-window layers would give away cells that a twin
-    // sees; and, beside recurrent layers, where a twin would start from a state that the part itself makes.
-    llama_pcd_part next(const llama_pcd_request & req, size_t i0, bool together, size_t n_max = SIZE_MAX) const;
+    // ends where another twin has no room; where sliding-window layers would give away cells that a twin sees; and, beside recurrent
+    // layers, where a twin would start from a state that the part itself makes.
+    llama_pcd_part next(const llama_batch_ext & batch, size_t i0, bool together) const;
 
 private:
     // what a part has, up to some token
     struct count {
-        size_t n_tokens    = 0;
-        size_t n_twins     = 0; // that it has, or may need
-        size_t n_rows      = 0; // of the caller
-        size_t n_twin_rows = 0;
-        size_t n_seqs      = 0; // of twins, where these share one if they are of one text
+        size_t n_tokens = 0;
+        size_t n_twins  = 0; // that it has, or may need
+        size_t n_rows   = 0; // of the caller
     };
 
     const llama_pcd_core & core;

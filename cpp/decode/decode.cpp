@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 using outcome = llama_pcd_outcome;
 
@@ -14,16 +15,14 @@ llama_pcd_decoder::llama_pcd_decoder(llama_pcd_core & core) :
     rows(core.pcd.lctx, core.stats), core(core), parts(core, rows), pass(core, rows) {}
 
 outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
-    llama_pcd_request req = { batch, {} };
-
     rows.forget();
 
-    const verdict found = read(req);
+    const verdict found = read(batch);
     if (found != verdict::FINE) {
         rows.forget();
         return found == verdict::REFUSED ? outcome::INVALID : pass.run(batch);
     }
-    const std::string reason = refusal(req);
+    const std::string reason = refusal(batch);
     if (!reason.empty()) {
         LLAMA_LOG_ERROR("%s: %s\n", __func__, reason.c_str());
         rows.forget();
@@ -32,7 +31,7 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
 
     outcome res = outcome::DONE;
 
-    if (!req.has_twins()) {
+    if (rows.size() == 0) {
         rows.count();
         res = pass.run(batch);
         if (res != outcome::DONE) {
@@ -47,7 +46,7 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
     if (res == outcome::DONE) {
         rows.count();
         rows.reserve();
-        res = evaluate(req);
+        res = evaluate(batch);
     }
     if (res == outcome::DONE) {
         rows.show();
@@ -65,26 +64,23 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
     return res;
 }
 
-llama_pcd_decoder::verdict llama_pcd_decoder::read(llama_pcd_request & req) {
-    const auto & lctx     = core.pcd.lctx;
-    const bool   separate = core.settings.separate();
+llama_pcd_decoder::verdict llama_pcd_decoder::read(const llama_batch_ext & batch) {
+    const size_t n = batch.tokens.size();
 
-    if (req.size() == 0 || req.size() > lctx.n_batch() || req.size() > core.memory.n_free_cells()) {
+    if (n == 0 || n > core.pcd.lctx.n_batch() || n > core.memory.n_free_cells()) {
         return verdict::UPSTREAM;
     }
-    req.has_twin.resize(req.size());
-
     std::map<llama_seq_id, int32_t> firsts; // rows of first tokens of answers
 
-    for (size_t i = 0; i < req.size(); ++i) {
-        const auto & token = req.batch.tokens[i];
+    for (size_t i = 0; i < n; ++i) {
+        const auto & token = batch.tokens[i];
 
         for (llama_seq_id s : token.seq_ids) {
             if (core.ids.is_twin(s)) {
                 LLAMA_LOG_ERROR("%s: sequence id %d: ids from %d on belong to PCD's twins\n", __func__, s, core.ids.first);
                 return verdict::REFUSED;
             }
-            if (s < 0 || s >= req.batch.n_seq_max) {
+            if (s < 0 || s >= batch.n_seq_max) {
                 return verdict::UPSTREAM;
             }
         }
@@ -102,7 +98,6 @@ llama_pcd_decoder::verdict llama_pcd_decoder::read(llama_pcd_request & req) {
         }
         const bool plain = setting.is_early(pos) || core.sequences.is_sure(parent, setting);
 
-        req.has_twin[i] = separate ? setting.on : asked && !plain;
         if (asked && plain) {
             rows.add_plain(i);
         } else if (asked) {
@@ -118,25 +113,15 @@ llama_pcd_decoder::verdict llama_pcd_decoder::read(llama_pcd_request & req) {
     return verdict::FINE;
 }
 
-std::string llama_pcd_decoder::refusal(const llama_pcd_request & req) const {
-    const auto & tokens = req.batch.tokens;
-
-    if (core.settings.separate() && req.has_twins() && !core.pcd.lctx.get_cparams().causal_attn) {
-        const auto whole = parts.next(req, 0, true);
-        if (!whole.fits || whole.i1 < req.size()) {
-            return format("cache = separate has to evaluate the %zu embeddings of this picture and their twins at once; "
-                    "create the context with n_ubatch = %zu or more", req.size(), 2*req.size());
-        }
-    }
-
+std::string llama_pcd_decoder::refusal(const llama_batch_ext & batch) const {
     std::string reason = rows.size() > 0 ? core.limits.conflict() : "";
 
-    if (reason.empty() && (rows.size() > 0 || core.settings.separate())) {
+    if (reason.empty() && rows.size() > 0) {
         reason = core.ids.find_taken(core.memory); // by a copy, or a loaded state
     }
     for (const auto * ids : { &rows.out_ids, &rows.plain_ids }) {
         for (size_t i = 0; i < ids->size() && reason.empty(); ++i) {
-            reason = core.limits.conflict_of(llama_pcd_parent_of(tokens[(*ids)[i]]));
+            reason = core.limits.conflict_of(llama_pcd_parent_of(batch.tokens[(*ids)[i]]));
         }
     }
     return reason.empty() ? "" : "PCD is on, but " + reason + "; turn it off first";
@@ -160,19 +145,16 @@ outcome llama_pcd_decoder::refresh_second_keys() {
 // the ways
 //
 
-llama_pcd_decoder::way llama_pcd_decoder::choose(const llama_pcd_request & req) {
+llama_pcd_decoder::way llama_pcd_decoder::choose(const llama_batch_ext & batch) const {
     const auto & contrasts = rows.contrasts;
 
-    if (core.settings.separate()) {
-        return way::FUSED; // twins are for the twins behind them, too
-    }
     if (std::all_of(contrasts.begin(), contrasts.end(), [](const auto & cur) { return cur.gamma == 1; })) {
         return way::ALTERNATE; // none of its rows needs a twin
     }
     switch (core.settings.params.evaluation) {
         case LLAMA_PCD_EVALUATION_FUSED:     return way::FUSED;
         case LLAMA_PCD_EVALUATION_ALTERNATE: return way::ALTERNATE;
-        default:                             return fuses(req.batch) ? way::FUSED : way::ALTERNATE;
+        default:                             return fuses(batch) ? way::FUSED : way::ALTERNATE;
     }
 }
 
@@ -188,33 +170,22 @@ bool llama_pcd_decoder::fuses(const llama_batch_ext & batch) const {
 // parts
 //
 
-outcome llama_pcd_decoder::evaluate(const llama_pcd_request & req) {
-    const bool separate = core.settings.separate();
+outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch) {
+    const size_t n   = batch.tokens.size();
+    const way    how = choose(batch);
 
     llama_pcd_outputs all;
 
-    const way how = choose(req);
+    outcome res = outcome::DONE;
 
-    size_t  n_max = SIZE_MAX; // tokens of a part
-    outcome res   = outcome::DONE;
+    for (size_t done = 0; done < n && res == outcome::DONE; ) {
+        const auto cur   = parts.next(batch, done, how == way::FUSED);
+        const bool whole = cur.i1 - cur.i0 == n;
 
-    if (separate) {
-        core.stats.n_separate++;
-        res = catch_up(req);
-    }
-    for (size_t done = 0; done < req.size() && res == outcome::DONE; ) {
-        const auto cur   = parts.next(req, done, how == way::FUSED, n_max);
-        const bool whole = cur.i1 - cur.i0 == req.size();
+        res = evaluate_part(batch, cur, how);
 
-        res = evaluate_part(req, cur, how);
-
-        if (res == outcome::NO_ROOM && separate && cur.fits && core.pcd.lctx.get_cparams().causal_attn) {
-            n_max = (cur.i1 - cur.i0)/2; // no room beside the twins in a sliding-window cache: fewer, in the end in turn
-            res   = outcome::DONE;
-            continue;
-        }
         if (res == outcome::NO_ROOM || res == outcome::INVALID) { // as if nothing had been decoded
-            pass.take_back(req.batch, done);
+            pass.take_back(batch, done);
             return core.memory.recr && done > 0 ? outcome::BROKEN : res;
         }
         if (res != outcome::DONE) {
@@ -223,7 +194,7 @@ outcome llama_pcd_decoder::evaluate(const llama_pcd_request & req) {
         if (!whole) {
             all.take(core.pcd.lctx, cur.i0, cur.i1);
         }
-        if (cur.i1 == req.size() && cur.i0 > 0 && !all.put(core.pcd.lctx)) {
+        if (cur.i1 == n && cur.i0 > 0 && !all.put(core.pcd.lctx)) {
             return outcome::BROKEN;
         }
         done = cur.i1;
@@ -231,30 +202,28 @@ outcome llama_pcd_decoder::evaluate(const llama_pcd_request & req) {
     return res;
 }
 
-outcome llama_pcd_decoder::evaluate_part(const llama_pcd_request & req, const llama_pcd_part & cur, way how) {
+outcome llama_pcd_decoder::evaluate_part(const llama_batch_ext & batch, const llama_pcd_part & cur, way how) {
     auto & stats = core.stats;
 
-    const bool separate = core.settings.separate();
-
-    if (cur.pairs.empty()) {
-        return pass.run(llama_pcd_batch_part(req.batch, cur.i0, cur.i1));
+    if (cur.r0 == cur.r1) {
+        return pass.run(llama_pcd_batch_part(batch, cur.i0, cur.i1));
     }
 
     auto reason = LLAMA_PCD_FALLBACK_NO_ROOM;
 
     if (cur.fits) {
         const auto    before = stats;
-        const outcome res    = how == way::FUSED ? fused(req, cur) : alternate(req, cur);
+        const outcome res    = how == way::FUSED ? fused(batch, cur) : alternate(batch, cur);
 
         if (res == outcome::DONE) {
-            stats.n_fused     += how == way::FUSED && !separate;
+            stats.n_fused     += how == way::FUSED;
             stats.n_alternate += how == way::ALTERNATE;
         }
         if (res == outcome::NO_ROOM) { // another way will evaluate them, and count
             stats.n_twins   = before.n_twins;
             stats.n_skipped = before.n_skipped;
         }
-        if (res != outcome::NO_ROOM || separate) {
+        if (res != outcome::NO_ROOM) {
             return res;
         }
         if (core.memory.slides()) {
@@ -264,20 +233,23 @@ outcome llama_pcd_decoder::evaluate_part(const llama_pcd_request & req, const ll
         reason = LLAMA_PCD_FALLBACK_NARROW;
     }
 
-    const outcome res = sequential(req, cur);
+    const outcome res = sequential(batch, cur);
     if (res == outcome::DONE) {
-        stats.n_sequential += !separate;
+        stats.n_sequential++;
         pass.note_fallback(reason);
     }
     return res;
 }
 
-outcome llama_pcd_decoder::fused(const llama_pcd_request & req, const llama_pcd_part & cur) {
+outcome llama_pcd_decoder::fused(const llama_batch_ext & batch, const llama_pcd_part & cur) {
     auto & lctx = core.pcd.lctx;
 
-    llama_batch_ext both = llama_pcd_batch_part(req.batch, cur.i0, cur.i1);
+    llama_batch_ext both = llama_pcd_batch_part(batch, cur.i0, cur.i1);
 
-    auto twins = pass.add_twins(both, req.batch, cur.i0, cur.pairs);
+    std::vector<size_t> which(cur.r1 - cur.r0);
+    std::iota(which.begin(), which.end(), cur.r0);
+
+    auto twins = pass.add_twins(both, batch, cur.i0, which);
 
     const outcome res = pass.run(both, twins);
     if (res != outcome::DONE) {
@@ -300,8 +272,8 @@ outcome llama_pcd_decoder::fused(const llama_pcd_request & req, const llama_pcd_
     return outcome::DONE;
 }
 
-outcome llama_pcd_decoder::alternate(const llama_pcd_request & req, const llama_pcd_part & cur) {
-    const llama_batch_ext tokens = llama_pcd_batch_part(req.batch, cur.i0, cur.i1);
+outcome llama_pcd_decoder::alternate(const llama_batch_ext & batch, const llama_pcd_part & cur) {
+    const llama_batch_ext tokens = llama_pcd_batch_part(batch, cur.i0, cur.i1);
 
     const llama_pcd_saved_states saved(core.states, tokens);
 
@@ -324,7 +296,7 @@ outcome llama_pcd_decoder::alternate(const llama_pcd_request & req, const llama_
     if (!todo.empty()) { // what is decoded next overwrites the rows
         llama_pcd_outputs all;
         all.take(core.pcd.lctx, 0, tokens.tokens.size());
-        res = run_twins_of(req.batch, todo);
+        res = run_twins_of(batch, todo);
         if (!all.put(core.pcd.lctx)) {
             res = outcome::BROKEN;
         }
@@ -346,29 +318,28 @@ outcome llama_pcd_decoder::run_twins_of(const llama_batch_ext & batch, const std
 
     outcome res = outcome::DONE;
     for (size_t k = 0; k < todo.size() && res == outcome::DONE; ) {
-        std::vector<llama_pcd_pair> pairs;
+        std::vector<size_t> which;
         do {
-            pairs.push_back({ (size_t) rows.out_ids[todo[k]], todo[k] });
+            which.push_back(todo[k]);
             k++;
-        } while (k < todo.size() && pairs.size() < n_max && todo[k] == todo[k - 1] + 1);
+        } while (k < todo.size() && which.size() < n_max && todo[k] == todo[k - 1] + 1);
 
-        for (const auto & cur : pairs) {
-            const auto & token = batch.tokens[cur.token];
-            if (memory.forgets(pairs.size(), llama_pcd_parent_of(token), token.pos[0])) {
+        for (const size_t row : which) {
+            const auto & token = batch.tokens[rows.out_ids[row]];
+            if (memory.forgets(which.size(), llama_pcd_parent_of(token), token.pos[0])) {
                 return outcome::NO_ROOM;
             }
         }
-        llama_pcd_twins twins;
-        res = pass.run_alone(batch, pairs, twins);
+        res = pass.run_alone(batch, which);
     }
     return res;
 }
 
 // for a memory that is full up to the tokens themselves, or that forgets
-outcome llama_pcd_decoder::sequential(const llama_pcd_request & req, const llama_pcd_part & cur) {
+outcome llama_pcd_decoder::sequential(const llama_batch_ext & batch, const llama_pcd_part & cur) {
     auto & lctx = core.pcd.lctx;
 
-    const llama_batch_ext tokens = llama_pcd_batch_part(req.batch, cur.i0, cur.i1);
+    const llama_batch_ext tokens = llama_pcd_batch_part(batch, cur.i0, cur.i1);
 
     const llama_pcd_saved_states saved(core.states, tokens);
 
@@ -387,25 +358,18 @@ outcome llama_pcd_decoder::sequential(const llama_pcd_request & req, const llama
         }
     };
 
-    for (const auto & pair : cur.pairs) {
-        const size_t at = pair.token - cur.i0;
-
-        llama_pcd_twins twins;
+    for (size_t row = cur.r0; row < cur.r1; ++row) {
+        const size_t at = rows.out_ids[row] - cur.i0;
 
         decode_to(at);
         if (res == outcome::DONE) {
-            res = pass.run_alone(req.batch, { pair }, twins);
+            res = pass.run_alone(batch, { row });
         }
         decode_to(at + 1);
         if (res != outcome::DONE) {
             break;
         }
-        if (pair.row != llama_pcd_twin::NO_ROW) {
-            rows.take_standard(pair.row, 0);
-        }
-        for (size_t k = 0; k < core.second.kvs.size() && core.settings.separate(); ++k) {
-            core.second.settle(k, twins.all[0].cells[k], twins.all[0].parent, tokens.tokens[at].pos[0]);
-        }
+        rows.take_standard(row, 0);
     }
     decode_to(tokens.tokens.size());
 
@@ -415,89 +379,4 @@ outcome llama_pcd_decoder::sequential(const llama_pcd_request & req, const llama
     }
 
     return all.put(lctx) ? outcome::DONE : outcome::BROKEN;
-}
-
-//
-// cache = separate: twins of tokens that are in memory already
-//
-
-bool llama_pcd_decoder::find_missing(llama_seq_id parent, llama_pos end, tokens_at & res) const {
-    for (auto & cur : core.second.kvs) {
-        const auto & cells = llama_pcd::cells(*cur.kv);
-
-        for (const uint32_t j : cur.stale.list(cells)) {
-            if (!cells.seq_has(j, parent) || cells.pos_get(j) >= end ||
-                    llama_pcd::is_masked(*cur.kv, cells.pos_get(j), end - 1)) {
-                continue;
-            }
-            const llama_token token = cells.ext_get(j).tok;
-            if (token == LLAMA_TOKEN_NULL) {
-                LLAMA_LOG_ERROR("%s: cache = separate has to evaluate position %d of sequence %d again, but does not know its token "
-                        "(a state was loaded, or it is a part of an image); evaluate the prompt again\n",
-                        __func__, cells.pos_get(j), parent);
-                return false;
-            }
-            res[cells.pos_get(j)] = token;
-        }
-    }
-
-    const auto & memory = core.memory;
-    if (!res.empty() && (!memory.has_all_before(parent, res.begin()->first, end) ||
-            memory.forgets(std::min<size_t>(res.size(), memory.n_room(core.pcd.lctx.n_ubatch())), parent, res.begin()->first))) {
-        LLAMA_LOG_ERROR("%s: cache = separate has to evaluate position %d of sequence %d again, but sliding-window layers may have "
-                "forgotten what is before it; evaluate the prompt again (in a context with swa_full = true, if it is to happen later)\n",
-                __func__, res.begin()->first, parent);
-        return false;
-    }
-    return true;
-}
-
-outcome llama_pcd_decoder::catch_up(const llama_pcd_request & req) {
-    std::map<llama_seq_id, llama_pos> begin; // of each sequence in this batch
-    for (size_t i = 0; i < req.size(); ++i) {
-        if (req.has_twin[i]) {
-            begin.emplace(llama_pcd_parent_of(req.batch.tokens[i]), req.batch.tokens[i].pos[0]);
-        }
-    }
-    outcome res = outcome::DONE;
-    for (auto it = begin.begin(); it != begin.end() && res == outcome::DONE; ++it) {
-        res = catch_up(req.batch, it->first, it->second);
-    }
-    return res;
-}
-
-outcome llama_pcd_decoder::catch_up(const llama_batch_ext & batch, llama_seq_id parent, llama_pos end) {
-    const auto & cparams = core.pcd.lctx.get_cparams();
-
-    tokens_at missing;
-    if (!find_missing(parent, end, missing)) {
-        return outcome::INVALID;
-    }
-
-    for (auto it = missing.begin(); it != missing.end(); ) {
-        const size_t n_max = std::min(core.memory.n_room(cparams.n_ubatch), cparams.embeddings ? cparams.n_outputs_max : UINT32_MAX);
-        if (n_max == 0) {
-            return outcome::NO_ROOM;
-        }
-
-        llama_batch_ext alone = llama_pcd_batch_like(batch);
-        llama_pcd_twins twins;
-
-        // a run of neighbours: upstream refuses gaps
-        for (llama_pos p = it->first; it != missing.end() && it->first == p && alone.tokens.size() < n_max; ++it, ++p) {
-            llama_batch_ext::token token;
-            token.id  = it->second;
-            token.pos = { p, p, p, 0 };
-
-            pass.add_twin(alone, twins, batch, token, parent, -1, llama_pcd_twin::NO_ROW);
-        }
-
-        const outcome res = pass.run_alone(alone, twins);
-        if (res != outcome::DONE) {
-            return res;
-        }
-        core.stats.n_caught_up += twins.all.size();
-    }
-
-    return outcome::DONE;
 }

@@ -24,8 +24,8 @@ llama_pcd_outcome llama_pcd_pass::run(const llama_batch_ext & batch, llama_pcd_t
     struct guard {
         guard(llama_pcd_core & core, llama_pcd_twins & twins) : core(core) { core.twins = &twins; }
         ~guard() {
-            for (llama_seq_id i = 0; i < core.twins->n_seqs; ++i) {
-                core.memory.remove(core.ids.first + i);
+            for (const auto & twin : core.twins->all) {
+                core.memory.remove(twin.seq_id);
             }
             core.twins = nullptr;
         }
@@ -40,23 +40,13 @@ llama_pcd_outcome llama_pcd_pass::run(const llama_batch_ext & batch, llama_pcd_t
     if (std::max(twins.all.size(), batch.tokens.size() - twins.all.size()) <= 1) {
         threads.emplace(core.pcd.lctx);
     }
-    const auto res = (llama_pcd_outcome) core.pcd.decode_plain(batch, alone ? &core.pcd.cached : nullptr);
-
-    if (res == llama_pcd_outcome::DONE && core.settings.separate() && !twins.misplaced) {
-        core.second.set_fresh(twins.cells(core.memory.kvs.size()));
-    }
-    return res;
+    return (llama_pcd_outcome) core.pcd.decode_plain(batch, alone ? &core.pcd.cached : nullptr);
 }
 
-llama_pcd_outcome llama_pcd_pass::run_alone(
-        const llama_batch_ext & batch, const std::vector<llama_pcd_pair> & pairs, llama_pcd_twins & twins) {
+llama_pcd_outcome llama_pcd_pass::run_alone(const llama_batch_ext & batch, const std::vector<size_t> & which) {
     llama_batch_ext alone = llama_pcd_batch_like(batch);
-    twins = add_twins(alone, batch, 0, pairs);
+    llama_pcd_twins twins = add_twins(alone, batch, 0, which);
 
-    return run_alone(alone, twins);
-}
-
-llama_pcd_outcome llama_pcd_pass::run_alone(const llama_batch_ext & alone, llama_pcd_twins & twins) {
     const auto res = run(alone, twins);
     if (res != llama_pcd_outcome::DONE) {
         return res;
@@ -69,49 +59,32 @@ llama_pcd_outcome llama_pcd_pass::run_alone(const llama_batch_ext & alone, llama
 }
 
 llama_pcd_twins llama_pcd_pass::add_twins(
-        llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, const std::vector<llama_pcd_pair> & pairs) const {
+        llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, std::vector<size_t> which) const {
     llama_pcd_twins res;
     res.first    = dst.tokens.size();
     res.together = res.first > 0;
 
-    std::vector<llama_pcd_pair> order = pairs;
-    if (!core.settings.separate()) { // there they are alike
-        std::stable_partition(order.begin(), order.end(), [&](const auto & cur) {
-            return rows.contrasts[cur.row].perturbation == LLAMA_PCD_PERTURBATION_NONE;
-        });
-    }
-    for (const auto & cur : order) {
-        const auto & token = src.tokens[cur.token];
-        add_twin(dst, res, src, token, llama_pcd_parent_of(token), res.together ? (int32_t) (cur.token - i0) : -1, cur.row);
-    }
-    return res;
-}
-
-void llama_pcd_pass::add_twin(llama_batch_ext & dst, llama_pcd_twins & twins, const llama_batch_ext & src,
-        const llama_batch_ext::token & token, llama_seq_id parent, int32_t entry, size_t row) const {
-    llama_pcd_twin twin = {};
-    twin.parent = parent;
-    twin.token  = entry;
-    twin.row    = row;
-
-    if (core.settings.separate()) { // those of one text share a sequence, and all have the context's view
-        const auto same = std::find_if(twins.all.rbegin(), twins.all.rend(), [&](const auto & cur) { return cur.parent == parent; });
-
-        twin.seq_id    = same != twins.all.rend() ? same->seq_id : core.ids.first + twins.n_seqs++;
-        twin.perturbed = true;
-        twin.window    = core.settings.params.window;
-        twin.n_sink    = core.settings.params.n_sink;
-    } else {
+    std::stable_partition(which.begin(), which.end(), [&](size_t row) {
+        return rows.contrasts[row].perturbation == LLAMA_PCD_PERTURBATION_NONE;
+    });
+    for (const size_t row : which) {
         const auto & setting = rows.contrasts[row];
+        const auto & token   = src.tokens[rows.out_ids[row]];
 
-        twin.seq_id    = core.ids.first + twins.n_seqs++;
+        llama_pcd_twin twin = {};
+        twin.seq_id    = core.ids.first + (llama_seq_id) res.all.size();
+        twin.parent    = llama_pcd_parent_of(token);
+        twin.token     = res.together ? rows.out_ids[row] - (int32_t) i0 : -1;
+        twin.row       = row;
         twin.perturbed = setting.perturbation != LLAMA_PCD_PERTURBATION_NONE;
         twin.window    = setting.window;
         twin.n_sink    = setting.n_sink;
-        core.states.branch(parent, twin.seq_id);
+
+        core.states.branch(twin.parent, twin.seq_id);
+        res.all.push_back(twin);
+        llama_pcd_batch_add_twin(dst, src, token, twin.seq_id);
     }
-    twins.all.push_back(twin);
-    llama_pcd_batch_add_twin(dst, src, token, twin.seq_id, row != llama_pcd_twin::NO_ROW);
+    return res;
 }
 
 void llama_pcd_pass::take_back(const llama_batch_ext & batch, size_t n) {

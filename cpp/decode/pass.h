@@ -35,17 +35,12 @@ struct llama_pcd_pass {
     llama_pcd_outcome run(const llama_batch_ext & batch);
     llama_pcd_outcome run(const llama_batch_ext & batch, llama_pcd_twins & twins);
 
-    // evaluate some twins alone, and keep their rows; they know the cells then that they had
-    llama_pcd_outcome run_alone(const llama_batch_ext & batch, const std::vector<llama_pcd_pair> & pairs, llama_pcd_twins & twins);
-    llama_pcd_outcome run_alone(const llama_batch_ext & alone, llama_pcd_twins & twins);
+    // evaluate the twins of some rows alone, and keep what they give
+    llama_pcd_outcome run_alone(const llama_batch_ext & batch, const std::vector<size_t> & which);
 
-    // Add twins to a batch: first those that are not perturbed. i0: the entry of src that the first one of dst was, if dst has tokens.
-    llama_pcd_twins add_twins(
-            llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, const std::vector<llama_pcd_pair> & pairs) const;
-
-    // add the twin of one token, which is that entry of dst (-1: none)
-    void add_twin(llama_batch_ext & dst, llama_pcd_twins & twins, const llama_batch_ext & src, const llama_batch_ext::token & token,
-            llama_seq_id parent, int32_t entry, size_t row) const;
+    // Add the twins of some rows to a batch: first those that are not perturbed. i0: the entry of src that the first one of dst was, if
+    // dst has tokens.
+    llama_pcd_twins add_twins(llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, std::vector<size_t> which) const;
 
     // as if the first n tokens had not been decoded; beside recurrent layers they stay, unless the states before them were saved
     void take_back(const llama_batch_ext & batch, size_t n);

@@ -77,9 +77,6 @@ void llama_pcd_rows::take_standard(size_t i, int32_t batch_index) {
 void llama_pcd_rows::take_local(const llama_pcd_twins & twins) {
     for (size_t k = 0; k < twins.all.size(); ++k) {
         const size_t i = twins.all[k].row;
-        if (i == llama_pcd_twin::NO_ROW) {
-            continue;
-        }
         std::copy_n(llama_pcd_outputs_row(lctx, twins.first + k), n_vocab(), local.begin() + i*n_vocab());
         has_local[i] = true;
         stats.n_twins++;

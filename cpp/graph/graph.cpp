@@ -1,5 +1,4 @@
-// The graph that a thread builds: the rotations of twins, second keys and values, and attention of standard tokens and twins side by
-// side.
+// The graph that a thread builds: the rotations of twins, second keys, and attention of standard tokens and twins side by side.
 
 #include "graph/graph.h"
 
@@ -74,17 +73,6 @@ ggml_tensor * llama_pcd_graph::input_k_rot(const llama_kv_cache & kv) const {
     ggml_tensor * rot = kv.build_input_k_rot(ctx);
     inp->k_rot.push_back({ &kv, rot });
     return rot;
-}
-
-ggml_tensor * llama_pcd_graph::input_rows(const llama_kv_cache & kv, int64_t n_embd) const {
-    for (const auto & [cur, t] : inp->twin_rows) {
-        if (cur == &kv && t->ne[0] == n_embd*n_twin) {
-            return t;
-        }
-    }
-    ggml_tensor * t = nullptr;
-    inp->twin_rows.push_back({ &kv, input(t, GGML_TYPE_I64, n_embd*n_twin, "pcd_twin_rows") });
-    return t;
 }
 
 //
@@ -168,7 +156,7 @@ bool llama_pcd_graph::offset(ggml_tensor * a, int n_offs) {
 }
 
 //
-// second keys and values: which rotation a key went through, and where its copy is stored
+// second keys: which rotation a key went through, and where its copy is stored
 //
 
 // An operation behind a rotation that another rotation, of pairs by angles, may be exchanged with: one that moves numbers, or
@@ -247,15 +235,6 @@ static int rotation_offset(const ggml_tensor * k_cur, const llama_pcd_rotation &
     return r.offset;
 }
 
-// heads side by side, as the cache stores them
-static ggml_tensor * flat(ggml_context * ctx, ggml_tensor * t, int64_t i0, int64_t n) {
-    return ggml_view_2d(ctx, t, t->ne[0]*t->ne[1], n, t->nb[2], i0*t->nb[2]);
-}
-
-ggml_tensor * llama_pcd_graph::view_twins(ggml_tensor * t) const {
-    return flat(ctx, t, n_tokens - n_twin, n_twin);
-}
-
 void llama_pcd_graph::store_k(const llama_kv_cache & kv, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il) {
     auto * layer = core->second.find_layer(kv, il);
     if (!layer) {
@@ -267,48 +246,14 @@ void llama_pcd_graph::store_k(const llama_kv_cache & kv, ggml_tensor * k_cur, gg
     r.offset = r.out ? rotation_offset(k_cur, r) : 0;
     layer->rotation = r;
 
-    if (core->settings.rerotated() && layer->k2 && layer->rotates) {
+    if (core->settings.rerotated() && layer->k2) {
         if (r.out) {
             ggml_tensor * rot = r.hadamard ? input_k_rot(kv) : nullptr;
-            k_cur = core->tables.turn_key(ctx, k_cur, input_pos(inp->key_pos, "pcd_key_pos"), r, rot, llama_pcd_tables::DIFFERENCE);
+            k_cur = core->tables.turn_key(ctx, k_cur, input_pos(inp->key_pos, "pcd_key_pos"), r, rot);
         }
-        ggml_build_forward_expand(gf, ggml_set_rows(ctx, layer->k2, flat(ctx, k_cur, 0, k_cur->ne[2]), k_idxs));
-    }
-
-    if (core->settings.separate() && layer->k2 && n_twin > 0) {
-        ggml_build_forward_expand(gf, ggml_set_rows(ctx, layer->k2, view_twins(k_cur), input_rows(kv, 1)));
-    }
-}
-
-void llama_pcd_graph::store_v(const llama_kv_cache & kv, ggml_tensor * v_cur, int32_t il) {
-    if (n_twin == 0 || !core->settings.separate()) {
-        return;
-    }
-
-    auto * layer = core->second.find_layer(kv, il);
-    if (!layer || !layer->v2) {
-        return;
-    }
-
-    ggml_tensor * v2 = layer->v2;
-
-    v_cur = view_twins(v_cur);
-
-    if (llama_pcd::v_trans(kv)) {
-        const int64_t n_embd = v_cur->ne[0];
-
-        // each element is a row of its own, and all layers are as wide as the widest
-        v_cur = ggml_cont(ctx, v_cur);
-        if (n_embd < v2->ne[0]) {
-            v_cur = ggml_pad(ctx, v_cur, v2->ne[0] - n_embd, 0, 0, 0);
-        }
-        ggml_tensor * rows = input_rows(kv, v2->ne[0]);
-
-        v_cur = ggml_reshape_2d(ctx, v_cur, 1, ggml_nelements(v_cur));
-        v2    = ggml_reshape_2d(ctx, v2,    1, ggml_nelements(v2));
-        ggml_build_forward_expand(gf, ggml_set_rows(ctx, v2, v_cur, rows));
-    } else {
-        ggml_build_forward_expand(gf, ggml_set_rows(ctx, v2, v_cur, input_rows(kv, 1)));
+        // heads side by side, as the cache stores them
+        k_cur = ggml_view_2d(ctx, k_cur, k_cur->ne[0]*k_cur->ne[1], k_cur->ne[2], k_cur->nb[2], 0);
+        ggml_build_forward_expand(gf, ggml_set_rows(ctx, layer->k2, k_cur, k_idxs));
     }
 }
 
@@ -316,25 +261,11 @@ void llama_pcd_graph::store_v(const llama_kv_cache & kv, ggml_tensor * v_cur, in
 // attention, where twins have second keys or look at fewer cells
 //
 
-// the same cells of second tensors
-llama_pcd_graph::attended llama_pcd_graph::second_of(const attn & args, const llama_pcd_layer & layer) const {
+ggml_tensor * llama_pcd_graph::second_of(const attn & args, const llama_pcd_layer & layer) const {
     const ggml_tensor * k = args.k;
-    const ggml_tensor * v = args.v;
 
-    attended res = { args.k, args.v };
-
-    res.k = ggml_view_4d(ctx, layer.k2, k->ne[0], k->ne[1], k->ne[2], k->ne[3],
+    return ggml_view_4d(ctx, layer.k2, k->ne[0], k->ne[1], k->ne[2], k->ne[3],
             ggml_row_size(layer.k2->type, k->ne[0]), layer.k2->nb[1], layer.k2->nb[2], k->view_offs/layer.k1->nb[1]*layer.k2->nb[1]);
-
-    if (core->settings.separate()) {
-        res.v = layer.v2 ?
-            ggml_view_4d(ctx, layer.v2, v->ne[0], v->ne[1], v->ne[2], v->ne[3], v->nb[1], v->nb[2], v->nb[3], v->view_offs) :
-            ggml_view_4d(ctx, res.k,    v->ne[0], v->ne[1], v->ne[2], v->ne[3], res.k->nb[1], res.k->nb[2], res.k->nb[3], 0);
-        if (!layer.v2 && ggml_is_quantized(res.k->type) && !args.gctx.cparams.flash_attn) {
-            res.v = ggml_cast(ctx, res.v, GGML_TYPE_F32); // it will be transposed, which blocks cannot be
-        }
-    }
-    return res;
 }
 
 // the cells [i0, i1) along one dimension of t
@@ -441,7 +372,7 @@ ggml_tensor * llama_pcd_graph::build_weights(const attn & args, const part & p) 
     }
 
     const auto product = [&](int64_t i0, int64_t i1) {
-        return build_product(ctx, ggml_permute(ctx, view_cells(ctx, p.cells.k, 2, i0, i1), 0, 3, 1, 2), q);
+        return build_product(ctx, ggml_permute(ctx, view_cells(ctx, p.k, 2, i0, i1), 0, 3, 1, 2), q);
     };
 
     ggml_tensor * cur = product(p.range.begin, p.range.end);
@@ -466,7 +397,7 @@ ggml_tensor * llama_pcd_graph::build_values(const attn & args, const part & p, g
 
     // the weights of the cells [i0, i1) begin at w0
     const auto product = [&](int64_t i0, int64_t i1, int64_t w0) {
-        ggml_tensor * v = ggml_permute(ctx, view_cells(ctx, p.cells.v, 0, i0, i1), 0, 3, 1, 2);
+        ggml_tensor * v = ggml_permute(ctx, view_cells(ctx, args.v, 0, i0, i1), 0, 3, 1, 2);
         return ggml_mul_mat(ctx, v, view_cells(ctx, weights, 0, w0, w0 + i1 - i0));
     };
 
@@ -492,19 +423,20 @@ ggml_tensor * llama_pcd_graph::build_values(const attn & args, const part & p, g
 
 // a part as llama.cpp does it
 ggml_tensor * llama_pcd_graph::build_mha(const attn & args, const part & p) {
-    auto cells = p.cells;
-    if (p.range.begin > 0 || p.range.end < cells.k->ne[2]) {
-        cells.k = build_cells(ctx, cells.k, 2, p.range);
+    ggml_tensor * k = p.k;
+    ggml_tensor * v = args.v;
+    if (p.range.begin > 0 || p.range.end < k->ne[2]) {
+        k = build_cells(ctx, k, 2, p.range);
         // transposed values are put together with their dimensions in the order of memory
-        cells.v = is_transposed(cells.v) ?
-            ggml_permute(ctx, build_cells(ctx, ggml_permute(ctx, cells.v, 0, 2, 1, 3), 0, p.range), 0, 2, 1, 3) :
-            build_cells(ctx, cells.v, 2, p.range);
+        v = is_transposed(v) ?
+            ggml_permute(ctx, build_cells(ctx, ggml_permute(ctx, v, 0, 2, 1, 3), 0, p.range), 0, 2, 1, 3) :
+            build_cells(ctx, v, 2, p.range);
     }
     ggml_tensor * q = ggml_view_3d(ctx, args.q, args.q->ne[0], args.q->ne[1], p.n, args.q->nb[1], args.q->nb[2], p.i0*args.q->nb[2]);
 
     const llama_pcd_while inside(splitting);
 
-    return args.gctx.build_attn_mha(q, cells.k, cells.v, view_rows(ctx, args.kq_b, p.i0, p.n), build_mask(args, p),
+    return args.gctx.build_attn_mha(q, k, v, view_rows(ctx, args.kq_b, p.i0, p.n), build_mask(args, p),
             args.sinks, args.v_mla, args.n_kv_max, args.kq_scale, args.il);
 }
 
@@ -544,8 +476,7 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
         return nullptr;
     }
 
-    const bool separate = core->settings.separate();
-    const bool second   = layer->k2 && (separate || (core->settings.rerotated() && layer->rotates && n_perturbed > 0));
+    const bool second = layer->k2 && core->settings.rerotated() && n_perturbed > 0;
 
     // On the CPU flash attention passes over hidden cells, which takes less time than to leave them out.
     const bool passes_over = args.gctx.cparams.flash_attn && ggml_backend_buffer_is_host(layer->k1->buffer);
@@ -558,19 +489,17 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     if (args.kq_b || passes_over) {
         range = all;
     }
-    const attended first = { args.k, args.v };
-
     // the same cells for all tokens: only a few of them gain by heads in groups
     if (!second && range.begin == 0) {
-        return n_grouped(args, n_tokens) > 1 ? build_parts(args, { { first, all, 0, n_tokens } }) : nullptr;
+        return n_grouped(args, n_tokens) > 1 ? build_parts(args, { { args.k, all, 0, n_tokens } }) : nullptr;
     }
 
     // twins that look at the first keys are with the standard tokens if others look at the second ones
-    const int64_t n_last  = second && !separate ? n_perturbed : n_twin;
+    const int64_t n_last  = second ? n_perturbed : n_twin;
     const int64_t n_first = n_tokens - n_last;
 
-    const part own   = { first, all, 0, n_first };
-    const part twins = { second ? second_of(args, *layer) : first, range, n_first, n_last };
+    const part own   = { args.k, all, 0, n_first };
+    const part twins = { second ? second_of(args, *layer) : args.k, range, n_first, n_last };
 
     return n_first > 0 ? build_parts(args, { own, twins }) : build_parts(args, { twins });
 }

@@ -4,9 +4,9 @@
 //   rotation   a twin's q and k are rotated a second time, by their position with the table theta* - theta; standard tokens by
 //              0, which is the identity. So one batch carries both on every backend. Or noise is added to them.
 //   keys       rerotated: beside each stored key its copy rotated the same way (standard tokens by their position, twins by 0:
-//              theirs are rotated already). separate: a twin's own keys and values, in the cell of its token.
+//              theirs are rotated already).
 //   attention  where there are second keys: standard tokens and twins that are not perturbed attend with (q, K, V), the others with
-//              (q*, K*, V or V*).
+//              (q*, K*, V).
 
 #pragma once
 
@@ -25,8 +25,7 @@ public:
 
     // Whether twins cannot be evaluated in this micro-batch. Attention is split, so all of them have to come after the standard tokens, and
     // those that are perturbed last. If a batch does not fit as it is, sliding-window memory splits it anew (split_equal), so that each
-    // sequence gets as many tokens in a micro-batch: then a twin may come before the tokens that it should see. (With
-    // cache = separate that does not matter: twins see twins.)
+    // sequence gets as many tokens in a micro-batch: then a twin may come before the tokens that it should see.
     static bool is_misplaced(const llama_pcd_core & core, const llama_ubatch & ubatch);
 
     // choose the cells of a graph that is begun, whose twins are placed
@@ -53,14 +52,10 @@ public:
     // of each cache, what the twins' attention looks at
     std::vector<llama_pcd_view::cell_range> visible;
 
-    // I64: the rows of the second keys that twins write, [n_twin], or of transposed values, [n_embd*n_twin]
-    std::vector<std::pair<const llama_kv_cache *, ggml_tensor *>> twin_rows;
-
 private:
     void set_pos    (ggml_tensor * t, const llama_ubatch & ubatch, bool of_twins) const;
     void set_offsets(const llama_ubatch & ubatch) const;
     void set_noise  (const llama_ubatch & ubatch) const;
-    void set_rows   (ggml_tensor * t, const llama_ubatch & ubatch, const llama_kv_cache & kv) const;
 };
 
 struct llama_pcd_graph {
@@ -82,11 +77,10 @@ struct llama_pcd_graph {
     bool offset(ggml_tensor * a, int n_offs);
 
     //
-    // second keys and values
+    // second keys
     //
 
     void store_k(const llama_kv_cache & kv, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il);
-    void store_v(const llama_kv_cache & kv, ggml_tensor * v_cur, int32_t il);
 
     //
     // attention
@@ -136,26 +130,17 @@ private:
 
     ggml_tensor * input_pos  (ggml_tensor *& t, const char * name) const;
     ggml_tensor * input_k_rot(const llama_kv_cache & kv) const;
-    ggml_tensor * input_rows (const llama_kv_cache & kv, int64_t n_embd) const; // n_embd rows for each twin
 
     ggml_tensor * build_noise(ggml_tensor * cur, ggml_tensor * a, const llama_pcd_rotation & r);
 
     llama_pcd_rotation claim_rotation(const ggml_tensor * k_cur, bool hadamard);
 
-    // the keys or values of the twins alone, which come last
-    ggml_tensor * view_twins(ggml_tensor * t) const;
+    // the same cells of the second keys
+    ggml_tensor * second_of(const attn & args, const llama_pcd_layer & layer) const;
 
-    struct attended {
-        ggml_tensor * k;
-        ggml_tensor * v;
-    };
-
-    // the same cells of the second tensors
-    attended second_of(const attn & args, const llama_pcd_layer & layer) const;
-
-    // the tokens [i0, i0 + n), which attend to these cells in a range
+    // the tokens [i0, i0 + n), which attend to cells in a range, with these keys
     struct part {
-        attended                   cells;
+        ggml_tensor *              k;
         llama_pcd_view::cell_range range;
         int64_t                    i0;
         int64_t                    n;

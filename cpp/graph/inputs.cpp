@@ -16,7 +16,7 @@ bool llm_graph_input_pcd::is_misplaced(const llama_pcd_core & core, const llama_
         const auto * twin = twins.at(ubatch, i);
         return !twin ? 0 : !twin->perturbed ? 1 : 2;
     };
-    bool res = twins.together && !core.memory.recr && !core.settings.separate() && ubatch.equal_seqs();
+    bool res = twins.together && !core.memory.recr && ubatch.equal_seqs();
     for (uint32_t i = 1; i < ubatch.n_tokens; ++i) {
         res |= place(i) < place(i - 1);
     }
@@ -58,9 +58,6 @@ void llm_graph_input_pcd::set_input(const llama_ubatch * ubatch) {
         if (rot && rot->buffer) {
             kv->set_input_k_rot(rot);
         }
-    }
-    for (auto & [kv, rows] : twin_rows) {
-        set_rows(rows, *ubatch, *kv);
     }
 }
 
@@ -123,26 +120,4 @@ void llm_graph_input_pcd::set_noise(const llama_ubatch & ubatch) const {
 
         set_data(t, data.data());
     }
-}
-
-void llm_graph_input_pcd::set_rows(ggml_tensor * t, const llama_ubatch & ubatch, const llama_kv_cache & kv) const {
-    if (!t->buffer) {
-        return;
-    }
-
-    const int64_t n_embd  = t->ne[0]/n_twin;
-    const int64_t kv_size = kv.get_size();
-    const size_t  k       = core.memory.index_of(&kv);
-
-    std::vector<int64_t> data;
-    data.reserve(t->ne[0]);
-    for (uint32_t i = n_tokens - n_twin; i < n_tokens; ++i) {
-        const int32_t idx = core.twins->at(ubatch, i)->cells[k];
-        GGML_ASSERT(idx >= 0);
-        for (int64_t j = 0; j < n_embd; ++j) {
-            data.push_back(j*kv_size + idx);
-        }
-    }
-
-    set_data(t, data.data());
 }

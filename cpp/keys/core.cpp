@@ -15,7 +15,7 @@ llama_pcd_core::llama_pcd_core(llama_pcd & pcd, const llama_pcd_memory & memory)
     tables(pcd.lctx.get_model(), settings),
     second(pcd, memory, settings, tables),
     ids(memory),
-    view(memory, settings),
+    view(memory),
     states(memory, ids) {}
 
 bool llama_pcd_core::make_room(std::string & err) {
@@ -114,6 +114,9 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, std::string & err) {
 }
 
 int32_t llama_pcd_core::set_seq(llama_seq_id seq_id, const llama_pcd_params * p, std::string & err) {
-    err = p ? limits.conflict_of(seq_id) : "";
+    err = p ? limits.check_cache(*p) : "";
+    if (p && err.empty()) {
+        err = limits.conflict_of(seq_id);
+    }
     return err.empty() ? sequences.set(seq_id, p, ids.first, err) : (int32_t) LLAMA_PCD_UNSUPPORTED;
 }

@@ -1,4 +1,4 @@
-// Allocates second keys and values, keeps track of their cells, and turns second keys in memory.
+// Allocates second keys, keeps track of their cells, and derives them from the first.
 
 #include "keys/second.h"
 
@@ -37,7 +37,7 @@ llama_pcd_kv::llama_pcd_kv(llama_kv_cache & kv, size_t index) : kv(&kv), stale(k
 
     for (const auto & own : llama_pcd::layers(kv)) {
         if (hparams.n_head_kv(own.il) > 0) {
-            layers.push_back({ index, own.il, hparams.has_rope(own.il), own.k, own.v });
+            layers.push_back({ index, own.il, hparams.has_rope(own.il), own.k });
         }
     }
 }
@@ -54,58 +54,52 @@ llama_pcd_second::llama_pcd_second(
 // other settings
 //
 
-// the type that parameters want a layer's second keys or values in; GGML_TYPE_COUNT: they want none
-static ggml_type type_for(const llama_pcd_params & p, const llama_pcd_layer & layer, bool keys) {
-    const bool separate = llama_pcd_settings::separate(p);
-    if (!keys) {
-        return separate && layer.v1 ? layer.v1->type : GGML_TYPE_COUNT;
-    }
-    if (!separate && !(llama_pcd_settings::rerotated(p) && layer.rotates)) {
+// the type that parameters want a layer's second keys in; GGML_TYPE_COUNT: they want none
+static ggml_type type_for(const llama_pcd_params & p, const llama_pcd_layer & layer) {
+    if (!llama_pcd_settings::rerotated(p) || !layer.rotates) {
         return GGML_TYPE_COUNT;
     }
     return p.type_k_over >= 0 ? (ggml_type) p.type_k_over : layer.k1->type;
 }
 
-static size_t n_bytes_for(const llama_pcd_params & p, const llama_pcd_kv & cur, bool keys) {
+static size_t n_bytes_for(const llama_pcd_params & p, const llama_pcd_kv & cur) {
     size_t res = 0;
     for (const auto & layer : cur.layers) {
-        const ggml_tensor * first = keys ? layer.k1 : layer.v1;
-        const ggml_type     type  = type_for(p, layer, keys);
+        const ggml_type type = type_for(p, layer);
 
-        res += type == GGML_TYPE_COUNT ? 0 : ggml_row_size(type, first->ne[0])*first->ne[1];
+        res += type == GGML_TYPE_COUNT ? 0 : ggml_row_size(type, layer.k1->ne[0])*layer.k1->ne[1];
     }
     return res;
 }
 
-static bool serves(const llama_pcd_tensors * there, const llama_pcd_params & p, const llama_pcd_kv & cur, bool keys) {
+static bool serves(const llama_pcd_tensors * there, const llama_pcd_params & p, const llama_pcd_kv & cur) {
     bool res = there != nullptr;
     for (size_t i = 0; i < cur.layers.size() && res; ++i) {
-        const ggml_type type = type_for(p, cur.layers[i], keys);
+        const ggml_type type = type_for(p, cur.layers[i]);
         res = type == GGML_TYPE_COUNT || (there->of[i] && there->of[i]->type == type);
     }
     return res;
 }
 
 // null: no memory
-static std::shared_ptr<llama_pcd_tensors> make_tensors(const llama_pcd_params & p, const llama_pcd_kv & cur, bool keys) {
+static std::shared_ptr<llama_pcd_tensors> make_tensors(const llama_pcd_params & p, const llama_pcd_kv & cur) {
     auto res = std::make_shared<llama_pcd_tensors>();
 
     std::map<ggml_backend_buffer_type_t, ggml_context_ptr> ctxs; // by the kind of memory that the first ones live in
 
     for (const auto & layer : cur.layers) {
-        const ggml_tensor * first = keys ? layer.k1 : layer.v1;
-        const ggml_type     type  = type_for(p, layer, keys);
+        const ggml_type type = type_for(p, layer);
 
         res->of.push_back(nullptr);
         if (type == GGML_TYPE_COUNT) {
             continue;
         }
-        auto & ctx = ctxs[ggml_backend_buffer_get_type(first->buffer)];
+        auto & ctx = ctxs[ggml_backend_buffer_get_type(layer.k1->buffer)];
         if (!ctx) {
             ctx.reset(ggml_init({ cur.layers.size()*ggml_tensor_overhead(), nullptr, true }));
         }
-        res->of.back() = ggml_new_tensor_2d(ctx.get(), type, first->ne[0], first->ne[1]);
-        ggml_format_name(res->of.back(), "cache_%s_over_l%d", keys ? "k" : "v", layer.il);
+        res->of.back() = ggml_new_tensor_2d(ctx.get(), type, layer.k1->ne[0], layer.k1->ne[1]);
+        ggml_format_name(res->of.back(), "cache_k_over_l%d", layer.il);
     }
 
     for (auto & [buft, ctx] : ctxs) {
@@ -126,32 +120,27 @@ std::optional<llama_pcd_second::tensors> llama_pcd_second::allocate(const llama_
 
     tensors res = all;
     for (size_t i = 0; i < kvs.size(); ++i) {
-        for (const int kind : { KEYS, VALUES }) {
-            const size_t n_bytes = n_bytes_for(p, kvs[i], kind == KEYS);
-            if (n_bytes == 0 || serves(res[i][kind].get(), p, kvs[i], kind == KEYS)) {
-                continue;
-            }
-            res[i][kind].reset();
-            if (!settings.on && !settings.separate()) {
-                drop(i, kind); // off is what a failure leaves in force
-            }
-            n_wanted += n_bytes;
-            beside   |= all[i][kind] != nullptr;
-            if (ok) {
-                res[i][kind] = make_tensors(p, kvs[i], kind == KEYS);
-                ok = res[i][kind] != nullptr;
-            }
+        const size_t n_bytes = n_bytes_for(p, kvs[i]);
+        if (n_bytes == 0 || serves(res[i].get(), p, kvs[i])) {
+            continue;
+        }
+        res[i].reset();
+        if (!settings.on) {
+            drop(i); // off is what a failure leaves in force
+        }
+        n_wanted += n_bytes;
+        beside   |= all[i] != nullptr;
+        if (ok) {
+            res[i] = make_tensors(p, kvs[i]);
+            ok = res[i] != nullptr;
         }
     }
     if (ok) {
         return res;
     }
-    const bool separate = llama_pcd_settings::separate(p);
-
-    err = format("the second keys%s need another %.0f MiB%s; use a smaller n_ctx, %scache=\"shared\" or perturbation=\"none\" "
-            "with a window", separate ? " and values" : "", n_wanted/1024.0/1024.0,
-            beside ? " beside those in force; turn PCD off before this change, which then frees them" : "",
-            separate ? "cache=\"rerotated\", " : "");
+    err = format("the second keys need another %.0f MiB%s; use a smaller n_ctx, cache=\"shared\" or perturbation=\"none\" "
+            "with a window", n_wanted/1024.0/1024.0,
+            beside ? " beside those in force; turn PCD off before this change, which then frees them" : "");
     return std::nullopt;
 }
 
@@ -163,18 +152,17 @@ void llama_pcd_second::swap(tensors & other) noexcept {
 void llama_pcd_second::link() {
     for (auto & cur : kvs) {
         for (size_t j = 0; j < cur.layers.size(); ++j) {
-            auto & layer = cur.layers[j];
-            const auto & [keys, values] = all[layer.i_cache];
+            auto &       layer = cur.layers[j];
+            const auto & keys  = all[layer.i_cache];
 
-            layer.k2 = keys   ? keys->of[j]   : nullptr;
-            layer.v2 = values ? values->of[j] : nullptr;
+            layer.k2 = keys ? keys->of[j] : nullptr;
         }
     }
 }
 
 void llama_pcd_second::keep(bool changed) {
-    if (settings.rerotated() || settings.separate()) {
-        if (changed || !llama_pcd_settings::same_second(settings.params, from)) {
+    if (settings.rerotated()) {
+        if (changed || !llama_pcd_settings::same_table(settings.params, from)) {
             cells_loaded(-1);
         }
         from = settings.params;
@@ -182,9 +170,9 @@ void llama_pcd_second::keep(bool changed) {
     }
 }
 
-void llama_pcd_second::drop(size_t i, int kind) {
-    if (all[i][kind]) {
-        all[i][kind].reset();
+void llama_pcd_second::drop(size_t i) {
+    if (all[i]) {
+        all[i].reset();
         link();
         pcd.reset_graphs();
     }
@@ -192,21 +180,17 @@ void llama_pcd_second::drop(size_t i, int kind) {
 
 void llama_pcd_second::trim() {
     for (size_t i = 0; i < kvs.size(); ++i) {
-        for (const int kind : { KEYS, VALUES }) {
-            if (!settings.on || n_bytes_for(settings.params, kvs[i], kind == KEYS) == 0) {
-                drop(i, kind);
-            }
+        if (!settings.on || n_bytes_for(settings.params, kvs[i]) == 0) {
+            drop(i);
         }
     }
 }
 
 size_t llama_pcd_second::n_bytes() const {
     size_t res = 0;
-    for (const auto & of_cache : all) {
-        for (const auto & cur : of_cache) {
-            for (size_t i = 0; cur && i < cur->ctxs_bufs.size(); ++i) {
-                res += ggml_backend_buffer_get_size(cur->ctxs_bufs[i].second.get());
-            }
+    for (const auto & cur : all) {
+        for (size_t i = 0; cur && i < cur->ctxs_bufs.size(); ++i) {
+            res += ggml_backend_buffer_get_size(cur->ctxs_bufs[i].second.get());
         }
     }
     return res;
@@ -273,53 +257,25 @@ void llama_pcd_second::cells_stored() {
     }
 }
 
-void llama_pcd_second::set_fresh(const std::vector<std::vector<int32_t>> & cells) {
-    for (size_t i = 0; i < kvs.size(); ++i) {
-        for (const int32_t idx : cells[i]) {
-            kvs[i].stale.set(idx, false);
-        }
-    }
-}
-
-void llama_pcd_second::settle(size_t i_cache, int32_t cell, llama_seq_id parent, llama_pos pos) {
-    const auto & cells = llama_pcd::cells(*kvs[i_cache].kv);
-    kvs[i_cache].stale.set(cell, !cells.seq_has(cell, parent) || cells.pos_get(cell) != pos);
-}
-
 bool llama_pcd_second::any_stale() const {
     return std::any_of(kvs.begin(), kvs.end(), [](const auto & cur) { return cur.stale.any(); });
 }
 
-// Derived keys are derived again: that costs what turning them would, and a coarse type is not rounded twice.
+// They are derived again: that costs what turning them would, and a coarse type is not rounded twice.
 void llama_pcd_second::keys_shift() {
-    pcd.lctx.synchronize();
-
-    for (size_t i = 0; i < kvs.size(); ++i) {
-        auto &       cur   = kvs[i];
+    for (auto & cur : kvs) {
         const auto & cells = llama_pcd::cells(*cur.kv);
 
-        std::vector<uint32_t> moved;
-        for (uint32_t j = 0; j < cells.used_max_p1() && all[i][KEYS]; ++j) {
+        for (uint32_t j = 0; j < cells.used_max_p1(); ++j) {
             if (!cells.is_empty(j) && cells.get_shift(j) != 0) {
-                moved.push_back(j);
+                cur.stale.set(j, true);
             }
-        }
-        // separate: not with the tables of other settings
-        if (llama_pcd_settings::separate(from) && llama_pcd_settings::same_table(settings.params, from)) {
-            size_t n_done = 0;
-            if (turn(cur, moved, llama_pcd_tables::WHOLE, n_done) == GGML_STATUS_SUCCESS) {
-                continue;
-            }
-            LLAMA_LOG_WARN("%s: failed to shift the second keys; they will be evaluated anew\n", __func__);
-        }
-        for (const uint32_t j : moved) {
-            cur.stale.set(j, true);
         }
     }
 }
 
 //
-// second keys that are rotated in memory, by a small graph of its own: derived from the first keys, or shifted with them
+// second keys that are derived in memory, by a small graph of its own
 //
 
 // in pieces: a whole layer at once would need as much scratch memory again
@@ -333,11 +289,9 @@ static void set_data(ggml_tensor * t, const std::vector<T> & data) {
 }
 
 // A graph reads and writes any cells by their index, so that scattered ones take no more graphs than neighbours.
-ggml_status llama_pcd_second::turn_piece(
-        const llama_pcd_kv & cur, const std::vector<uint32_t> & cells, llama_pcd_tables::table_kind kind) {
+ggml_status llama_pcd_second::derive_piece(const llama_pcd_kv & cur, const std::vector<uint32_t> & cells) {
     auto &       lctx    = pcd.lctx;
     const auto & hparams = lctx.get_model().hparams;
-    const bool   shift   = kind == llama_pcd_tables::WHOLE;
 
     auto * sched = lctx.get_sched();
     auto * res   = lctx.get_gf_res_reserve();
@@ -360,18 +314,18 @@ ggml_status llama_pcd_second::turn_piece(
     auto * rot  = cur.kv->build_input_k_rot(ctx);
 
     for (const auto & layer : cur.layers) {
-        if (!layer.k2 || (shift && !layer.rotation.out)) {
+        if (!layer.k2) {
             continue;
         }
 
-        ggml_tensor * k = ggml_get_rows(ctx, shift ? layer.k2 : layer.k1, from);
+        ggml_tensor * k = ggml_get_rows(ctx, layer.k1, from);
 
         if (layer.rotation.out) {
             const int64_t n_head = hparams.n_head_kv(layer.il);
             const int64_t n_embd = k->ne[0];
 
             k = ggml_reshape_3d(ctx, k, n_embd/n_head, n_head, n);
-            k = tables.turn_key(ctx, k, pos, layer.rotation, layer.rotation.hadamard ? rot : nullptr, kind);
+            k = tables.turn_key(ctx, k, pos, layer.rotation, layer.rotation.hadamard ? rot : nullptr);
             k = ggml_reshape_2d(ctx, k, n_embd, n);
         }
 
@@ -386,7 +340,7 @@ ggml_status llama_pcd_second::turn_piece(
     }
     set_data<int32_t>(from, { cells.begin(), cells.end() });
     set_data<int64_t>(to,   { cells.begin(), cells.end() });
-    set_data<int32_t>(pos,  llama_pcd_positions_of(*cur.kv, cells, hparams.n_pos_per_embd(), shift));
+    set_data<int32_t>(pos,  llama_pcd_positions_of(*cur.kv, cells, hparams.n_pos_per_embd()));
     if (rot && rot->buffer) {
         cur.kv->set_input_k_rot(rot);
     }
@@ -397,37 +351,22 @@ ggml_status llama_pcd_second::turn_piece(
     return status;
 }
 
-ggml_status llama_pcd_second::turn(
-        const llama_pcd_kv & cur, const std::vector<uint32_t> & cells, llama_pcd_tables::table_kind kind, size_t & n_done) {
-    for (n_done = 0; n_done < cells.size(); ) {
-        const size_t end = std::min(n_done + N_PIECE, cells.size());
-
-        const ggml_status status = turn_piece(cur, { cells.begin() + n_done, cells.begin() + end }, kind);
-        if (status != GGML_STATUS_SUCCESS) {
-            return status;
-        }
-        n_done = end;
-    }
-    return GGML_STATUS_SUCCESS;
-}
-
 ggml_status llama_pcd_second::derive(int64_t & n) {
     pcd.lctx.synchronize();
 
     ggml_status status = GGML_STATUS_SUCCESS;
     for (auto & cur : kvs) {
-        if (status != GGML_STATUS_SUCCESS) {
-            break;
-        }
-        const auto cells  = cur.stale.list(llama_pcd::cells(*cur.kv));
-        size_t     n_done = 0;
+        const auto cells = cur.stale.list(llama_pcd::cells(*cur.kv));
 
-        status = turn(cur, cells, llama_pcd_tables::DIFFERENCE, n_done);
+        for (size_t done = 0; done < cells.size() && status == GGML_STATUS_SUCCESS; ) {
+            const size_t end = std::min(done + N_PIECE, cells.size());
 
-        for (size_t i = 0; i < n_done; ++i) {
-            cur.stale.set(cells[i], false);
+            status = derive_piece(cur, { cells.begin() + done, cells.begin() + end });
+
+            for (; done < end && status == GGML_STATUS_SUCCESS; ++done, ++n) {
+                cur.stale.set(cells[done], false);
+            }
         }
-        n += n_done;
     }
 
     pcd.reset_own_graph();

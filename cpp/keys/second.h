@@ -1,8 +1,6 @@
-// What PCD keeps beside the KV caches, in the same cells: second keys and, for cache = separate, second values; and which of them
-// are stale, cell by cell. Knows nothing of batches: only cells.
-//
-//   rerotated   the keys rotated to theta*. They follow from the first keys, so what is stale is derived from them.
-//   separate    the keys and values of the twins. Where they are stale, the twin has to be evaluated again.
+// What PCD keeps beside the KV caches, in the same cells: second keys (cache = rerotated), the keys rotated to theta*; and which of
+// them are stale, cell by cell. They follow from the first keys, so what is stale is derived from them. Knows nothing of batches:
+// only cells.
 
 #pragma once
 
@@ -10,7 +8,6 @@
 #include "keys/tables.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <memory>
 #include <optional>
@@ -22,14 +19,12 @@ struct llama_pcd_layer {
     uint32_t      il;
     bool          rotates; // the model rotates this layer's keys
     ggml_tensor * k1;
-    ggml_tensor * v1;            // null: the values are a part of the keys
     ggml_tensor * k2 = nullptr;  // null: not kept
-    ggml_tensor * v2 = nullptr;
 
     llama_pcd_rotation rotation = {}; // as last seen in a graph
 };
 
-// The cells whose second keys (and values) are not those of the token that is in the cell. An empty cell may count as either: it is
+// The cells whose second keys are not those of the token that is in the cell. An empty cell may count as either: it is
 // stale again once a token is placed in it.
 struct llama_pcd_stale {
     explicit llama_pcd_stale(uint32_t n_cells) : flags(n_cells, 0) {}
@@ -57,7 +52,7 @@ private:
     uint32_t first = 0; // none before it is
 };
 
-// the second keys of one cache, or its second values
+// the second keys of one cache
 struct llama_pcd_tensors {
     std::vector<ggml_tensor *> of; // of each layer; null: none
 
@@ -91,11 +86,10 @@ struct llama_pcd_second {
     //
 
     // the tensors of each cache; null: it has none
-    enum { KEYS, VALUES, N_KINDS };
-    using tensors = std::vector<std::array<std::shared_ptr<llama_pcd_tensors>, N_KINDS>>;
+    using tensors = std::vector<std::shared_ptr<llama_pcd_tensors>>;
 
     // What parameters p need: what is there and serves them, else it is allocated. None: there is no memory. Nothing in force changes.
-    // But while PCD is off, second keys of another type are freed first, unless they are separate, which may still serve.
+    // But while PCD is off, second keys of another type are freed first.
     std::optional<tensors> allocate(const llama_pcd_params & p, std::string & err);
 
     // exchange all tensors for others
@@ -123,20 +117,12 @@ struct llama_pcd_second {
     // fails, llama.cpp empties these cells.)
     void cells_stored();
 
-    // the twins of these cells were evaluated, for each cache
-    void set_fresh(const std::vector<std::vector<int32_t>> & cells);
-
-    // The same of a twin that was evaluated before its token, in a cell that its token may have taken since. A token of the parent at
-    // `pos` in that cell is it.
-    void settle(size_t i_cache, int32_t cell, llama_seq_id parent, llama_pos pos);
-
     // positions are about to change under the first keys
     void keys_shift();
 
     bool any_stale() const;
 
-    // cache = rerotated: derive the second keys that are stale from the first, which no shift may be about to
-    // move (llama_pcd::prepare); n counts the cells
+    // derive the second keys that are stale from the first, which no shift may be about to move (llama_pcd::prepare); n counts the cells
     ggml_status derive(int64_t & n);
 
 private:
@@ -151,11 +137,8 @@ private:
     tensors all;
 
     void link(); // show them to the layers
-    void drop(size_t i, int kind);
+    void drop(size_t i);
 
-    // Rotate the second keys of these cells, in pieces. DIFFERENCE: second keys = first keys, rotated by their
-    // position. WHOLE: second keys, turned by what is to be added to their position. The first n_done cells are done, whatever happens.
-    ggml_status turn(
-            const llama_pcd_kv & cur, const std::vector<uint32_t> & cells, llama_pcd_tables::table_kind kind, size_t & n_done);
-    ggml_status turn_piece(const llama_pcd_kv & cur, const std::vector<uint32_t> & cells, llama_pcd_tables::table_kind kind);
+    // the same for some cells of one cache
+    ggml_status derive_piece(const llama_pcd_kv & cur, const std::vector<uint32_t> & cells);
 };

@@ -17,7 +17,7 @@ ggml_tensor * llama_pcd_tables::table(table_kind kind, ggml_tensor * source, int
             return cur.table.t;
         }
     }
-    static const char * const names[] = { "pcd_difference_table", "pcd_table", "pcd_inverse_weights" };
+    static const char * const names[] = { "pcd_difference_table", "pcd_inverse_weights" };
 
     llama_pcd_table res(model, source, n, names[kind]);
     res.write(content_of(kind, source, n));
@@ -38,19 +38,17 @@ std::vector<float> llama_pcd_tables::content_of(table_kind kind, const ggml_tens
     }
     const auto & p = settings.params;
 
-    std::vector<double> rho(n, 1.0);
-    if (settings.rotates()) {
-        pcd_rho(2*n, p.alpha, p.base_ratio, p.transition, p.band, rho.data());
-    }
+    std::vector<double> rho(n);
+    pcd_rho(2*n, p.alpha, p.base_ratio, p.transition, p.band, rho.data());
     for (int64_t j = 0; j < n; ++j) {
-        const double turn = kind == DIFFERENCE ? rho[j] - 1.0 : rho[j];
+        const double turn = rho[j] - 1.0;
         res[j] = std::abs(turn)*FACTOR_STILL > res[j] ? (float) (res[j]/turn) : FACTOR_STILL;
     }
     return res;
 }
 
-ggml_tensor * llama_pcd_tables::turn_key(ggml_context * ctx, ggml_tensor * k, ggml_tensor * pos,
-        const llama_pcd_rotation & r, ggml_tensor * hadamard, table_kind kind) {
+ggml_tensor * llama_pcd_tables::turn_key(
+        ggml_context * ctx, ggml_tensor * k, ggml_tensor * pos, const llama_pcd_rotation & r, ggml_tensor * hadamard) {
     // most layers of a quantised cache store Hadamard-rotated keys; the transform is its own inverse
     if (hadamard) {
         k = llama_mul_mat_hadamard(ctx, k, hadamard);
@@ -59,7 +57,7 @@ ggml_tensor * llama_pcd_tables::turn_key(ggml_context * ctx, ggml_tensor * k, gg
     if (r.weights) {
         k = ggml_mul(ctx, k, table(INVERSE, r.weights, ggml_nelements(r.weights)));
     }
-    k = r.turn(ctx, k, pos, table(kind, r.factors, r.n_dims/2), r.offset);
+    k = r.turn(ctx, k, pos, table(DIFFERENCE, r.factors, r.n_dims/2), r.offset);
     if (r.weights) {
         k = ggml_mul(ctx, k, r.weights);
     }

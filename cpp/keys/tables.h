@@ -14,7 +14,6 @@
 struct llama_pcd_tables {
     enum table_kind {
         DIFFERENCE, // theta* - theta
-        WHOLE,      // theta*
         INVERSE,    // 1/w for learned weights w
     };
 
@@ -26,9 +25,9 @@ struct llama_pcd_tables {
     // other frequencies are in force: graphs that are built from now on get tables of them
     void forget() { tables.clear(); }
 
-    // turn a whole key, as it is stored, by pos with a table; hadamard: the transform of the cache, null if it has none
-    ggml_tensor * turn_key(ggml_context * ctx, ggml_tensor * k, ggml_tensor * pos,
-            const llama_pcd_rotation & r, ggml_tensor * hadamard, table_kind kind);
+    // turn a whole key, as it is stored, to theta*; hadamard: the transform of the cache, null if it has none
+    ggml_tensor * turn_key(
+            ggml_context * ctx, ggml_tensor * k, ggml_tensor * pos, const llama_pcd_rotation & r, ggml_tensor * hadamard);
 
 private:
     struct entry {

@@ -55,7 +55,7 @@ json server_pcd_props() {
     json own     = json::array(); // what a request may change
     for (const auto & field : pcd_fields) {
         setting[field.name] = value_of(field, server_pcd.setting.params);
-        if (field.is_own && !(field.is_of_twin && server_pcd.context.cache == LLAMA_PCD_CACHE_SEPARATE)) { // second keys follow the view
+        if (field.is_own) {
             own.push_back(field.name);
         }
     }

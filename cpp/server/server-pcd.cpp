@@ -124,15 +124,10 @@ bool server_pcd_begin(
     return false;
 }
 
-void server_pcd_prompt(
-        llama_context * ctx, llama_seq_id id, const server_pcd_request & request, const std::vector<llama_token> & tokens, llama_pos last) {
-    if (!request.on) {
-        return;
+void server_pcd_prompt(llama_context * ctx, llama_seq_id id, const server_pcd_request & request, llama_pos last) {
+    if (request.on) {
+        llama_pcd_begin(ctx, id, last); // the slot may hold an earlier answer, which libllama would go on with
     }
-    if (request.params.cache == LLAMA_PCD_CACHE_SEPARATE) {
-        llama_pcd_set_tokens(ctx, id, tokens.data(), (int32_t) tokens.size());
-    }
-    llama_pcd_begin(ctx, id, last); // the slot may hold an earlier answer, which libllama would go on with
 }
 
 //

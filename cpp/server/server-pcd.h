@@ -116,10 +116,8 @@ void server_pcd_request_comes(const std::string & path, const std::string & body
 bool server_pcd_begin(
         llama_context * ctx, llama_seq_id id, const server_pcd_request & request, server_pcd_answer & answer, std::string & err);
 
-// A slot begins with its prompt, whose last token lies at `last`: there the answer begins, whatever is cached. tokens: those of the
-// prompt that are in memory; states that were loaded do not have them.
-void server_pcd_prompt(
-        llama_context * ctx, llama_seq_id id, const server_pcd_request & request, const std::vector<llama_token> & tokens, llama_pos last);
+// a slot begins with its prompt, whose last token lies at `last`: there the answer begins, whatever is cached
+void server_pcd_prompt(llama_context * ctx, llama_seq_id id, const server_pcd_request & request, llama_pos last);
 
 // the answers of /v1/models, with an entry for each setting behind the model's, and of /props
 common_json server_pcd_models(common_json models);

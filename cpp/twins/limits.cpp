@@ -41,7 +41,13 @@ std::string llama_pcd_limits::check_seqs(const llama_pcd_params & p) const {
     return {};
 }
 
-std::string llama_pcd_limits::check_memory(const llama_pcd_params & p) const {
+std::string llama_pcd_limits::check_cache(const llama_pcd_params & p) {
+    return p.cache != LLAMA_PCD_CACHE_SEPARATE ? "" :
+        "cache=\"separate\" is evaluated by the stock engine alone; open the model with engine=\"stock\", or use cache=\"rerotated\" "
+        "or \"shared\"";
+}
+
+std::string llama_pcd_limits::check_memory() const {
     const std::string arch = "the architecture '" + memory.lctx.get_model().arch_name() + "' ";
 
     if (!memory.lctx.get_memory()) {
@@ -61,15 +67,11 @@ std::string llama_pcd_limits::check_memory(const llama_pcd_params & p) const {
         return arch + format("has recurrent layers, where twins take the sequence ids after the context's own, and there are %d in all; "
             "n_seq_max is %d, allowed: at most %d", LLAMA_MAX_SEQ, n_seq_max, LLAMA_MAX_SEQ - 2);
     }
-    if (memory.recr && llama_pcd_settings::separate(p)) {
-        return arch + "has recurrent layers, and a second state for them is not kept; use cache=\"rerotated\"";
-    }
     return {};
 }
 
 std::string llama_pcd_limits::check_model(const llama_pcd_params & p) const {
     const auto & model    = memory.lctx.get_model();
-    const bool   separate = llama_pcd_settings::separate(p);
     const bool   perturbs = p.perturbation != LLAMA_PCD_PERTURBATION_NONE;
 
     const std::string arch = "the architecture '" + model.arch_name() + "' ";
@@ -87,15 +89,12 @@ std::string llama_pcd_limits::check_model(const llama_pcd_params & p) const {
     }
     if (has_weighed_keys && llama_pcd_settings::rerotated(p)) {
         return arch + "changes its keys after rotating them, so a stored key cannot be rotated further; "
-            "use cache=\"shared\" or \"separate\"";
-    }
-    if (model.arch == LLM_ARCH_COGVLM && separate) {
-        return arch + "returns the rows of other tokens when some rows of a batch are asked for; use cache=\"rerotated\"";
+            "use cache=\"shared\"";
     }
     if (offsets_pairs && p.perturbation == LLAMA_PCD_PERTURBATION_NOISE) {
         return arch + "rotates a part of each head in place, where noise is not built; use perturbation=\"over-rotation\"";
     }
-    if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR && (llama_pcd_settings::rerotated(p) || separate)) {
+    if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR && llama_pcd_settings::rerotated(p)) {
         return "second keys cannot be split over devices tensor by tensor; use another split_mode or cache=\"shared\"";
     }
     if (llama_pcd_on_cann(model) && perturbs) {
@@ -145,10 +144,11 @@ int32_t llama_pcd_limits::check(const llama_pcd_params & p, std::string & err) c
 
     const bool borrows = std::any_of(memory.kvs.begin(), memory.kvs.end(), [](const auto * kv) { return llama_pcd::borrows(*kv); });
     const bool drafts  = borrows || memory.lctx.get_cparams().ctx_type != LLAMA_CONTEXT_TYPE_DEFAULT;
-    const bool typed   = p.type_k_over >= 0 && (llama_pcd_settings::rerotated(p) || llama_pcd_settings::separate(p));
+    const bool typed   = p.type_k_over >= 0 && llama_pcd_settings::rerotated(p);
 
     err = first_of(
-            [&]() { return check_memory(p); },
+            [&]() { return check_cache(p); },
+            [&]() { return check_memory(); },
             [&]() { return check_model(p); },
             [&]() { return check_streams(); },
             [&]() { return std::string(drafts ? "this context drafts for another one and shares its KV cache" : ""); },

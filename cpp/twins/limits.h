@@ -23,6 +23,9 @@ struct llama_pcd_limits {
     // whether p can run, and with it what sequences have of their own
     int32_t check(const llama_pcd_params & p, std::string & err) const;
 
+    // why no context, and no sequence, has keys as p asks for them, in a sentence; empty: they can be had
+    static std::string check_cache(const llama_pcd_params & p);
+
     // what the context is set to that twins cannot be evaluated with; empty: nothing. Changes between decodes.
     std::string conflict() const;
 
@@ -33,7 +36,7 @@ private:
     const llama_pcd_memory    & memory;
     const llama_pcd_seq_table & sequences;
 
-    std::string check_memory (const llama_pcd_params & p) const;
+    std::string check_memory () const;
     std::string check_model  (const llama_pcd_params & p) const;
     std::string check_streams() const;
     std::string check_type   (const llama_pcd_params & p) const;

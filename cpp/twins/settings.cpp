@@ -45,7 +45,7 @@ std::string llama_pcd_settings::check_range(const llama_pcd_params & p) {
     }
     if (p.perturbation == LLAMA_PCD_PERTURBATION_NOISE && p.cache == LLAMA_PCD_CACHE_REROTATED) {
         return "cache \"rerotated\" turns keys to other frequencies, and perturbation \"noise\" has none; "
-            "use cache \"shared\" or \"separate\"";
+            "use cache \"shared\"";
     }
     if (p.perturbation == LLAMA_PCD_PERTURBATION_NONE && p.window == 0) {
         return "perturbation \"none\" without a window leaves the twin equal to its token; set window";
@@ -56,13 +56,6 @@ std::string llama_pcd_settings::check_range(const llama_pcd_params & p) {
 bool llama_pcd_settings::same_table(const llama_pcd_params & a, const llama_pcd_params & b) {
     return a.perturbation == b.perturbation && a.alpha == b.alpha && a.base_ratio == b.base_ratio &&
         a.transition == b.transition && a.band == b.band;
-}
-
-bool llama_pcd_settings::same_second(const llama_pcd_params & a, const llama_pcd_params & b) {
-    const bool same_twins = a.window == b.window && a.n_sink == b.n_sink && a.noise == b.noise &&
-        a.offset_min == b.offset_min && a.offset_max == b.offset_max && a.seed == b.seed;
-
-    return a.cache == b.cache && same_table(a, b) && (!separate(a) || same_twins);
 }
 
 // a value for people
@@ -77,19 +70,18 @@ static std::string text(const pcd_field & field, const llama_pcd_params & p) {
 }
 
 std::string llama_pcd_settings::find_difference(const llama_pcd_params & own, const llama_pcd_params & p) {
-    const bool rotates  = llama_pcd_settings::rotates(own);
-    const bool noise    = own.perturbation == LLAMA_PCD_PERTURBATION_NOISE;
-    const bool plain    = own.perturbation == LLAMA_PCD_PERTURBATION_NONE; // its twins see the first keys
-    const bool separate = llama_pcd_settings::separate(own) || llama_pcd_settings::separate(p);
+    const bool rotates = llama_pcd_settings::rotates(own);
+    const bool noise   = own.perturbation == LLAMA_PCD_PERTURBATION_NOISE;
+    const bool plain   = own.perturbation == LLAMA_PCD_PERTURBATION_NONE; // its twins see the first keys
 
     // where these matter to its twins; all others always do
     const std::map<std::string, bool> used = {
-        { "cache",       !plain || separate },
+        { "cache",       !plain },
         { "transition",  rotates },
         { "band",        !plain },
         { "alpha",       rotates },
         { "base_ratio",  rotates },
-        { "type_k_over", rotates && own.cache != LLAMA_PCD_CACHE_SHARED },
+        { "type_k_over", rerotated(own) },
         { "noise",       noise },
         { "offset_min",  noise },
         { "offset_max",  noise },
@@ -99,7 +91,7 @@ std::string llama_pcd_settings::find_difference(const llama_pcd_params & own, co
     for (const auto & field : pcd_fields) {
         const auto it      = used.find(field.name);
         const bool is_used = it == used.end() || it->second;
-        const bool is_own  = field.is(&llama_pcd_params::perturbation) ? plain && !separate : field.is_own;
+        const bool is_own  = field.is(&llama_pcd_params::perturbation) ? plain : field.is_own;
 
         if (is_used && !is_own && field.get(own) != field.get(p)) {
             return std::string(field.name) + " is " + text(field, own) + ", the context's is " + text(field, p);
@@ -133,9 +125,6 @@ std::string llama_pcd_seq_table::check(llama_seq_id seq_id, const own_setting & 
     std::string err = own.confirmed ? "" : llama_pcd_settings::find_difference(own.params, p);
     if (!err.empty()) {
         err += "; only the context can change it (llama_pcd_set)";
-    } else if (llama_pcd_settings::separate(p) && (own.params.window != p.window || own.params.n_sink != p.n_sink)) {
-        err = format("window, n_sink are %d, %d, the context's are %d, %d; with cache \"separate\" the second keys follow them, "
-                "and only the context can change them (llama_pcd_set)", own.params.window, own.params.n_sink, p.window, p.n_sink);
     } else {
         err = llama_pcd_settings::check_range(merged(own, p));
     }

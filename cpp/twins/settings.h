@@ -34,8 +34,7 @@ struct pcd_field {
 
     std::vector<pcd_name> names;
 
-    bool is_own;     // a sequence can have another value than its context
-    bool is_of_twin; // it makes L*
+    bool is_own; // a sequence can have another value than its context
 
     double get(const llama_pcd_params & p) const { return integer ? p.*integer : p.*number; }
 
@@ -79,16 +78,13 @@ struct llama_pcd_settings {
 
     static bool rotates  (const llama_pcd_params & p) { return p.perturbation == LLAMA_PCD_PERTURBATION_OVER_ROTATION; }
     static bool rerotated(const llama_pcd_params & p) { return p.cache == LLAMA_PCD_CACHE_REROTATED && rotates(p); }
-    static bool separate (const llama_pcd_params & p) { return p.cache == LLAMA_PCD_CACHE_SEPARATE; }
     static bool offsets  (const llama_pcd_params & p) { return p.offset_min != 0 || p.offset_max != 0; }
 
     bool rotates()   const { return rotates(params); }
     bool rerotated() const { return rerotated(params); }
-    bool separate()  const { return separate(params); }
 
-    // whether two settings rotate alike; whether second keys (and values) made with a can go on serving b
-    static bool same_table (const llama_pcd_params & a, const llama_pcd_params & b);
-    static bool same_second(const llama_pcd_params & a, const llama_pcd_params & b);
+    // whether two settings rotate alike
+    static bool same_table(const llama_pcd_params & a, const llama_pcd_params & b);
 
     // which field is out of range; empty: none
     static std::string check_range(const llama_pcd_params & p);

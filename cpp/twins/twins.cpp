@@ -67,18 +67,6 @@ int32_t llama_pcd_twins::token_of(const llama_ubatch & ubatch, const llama_pcd_t
     return it == entries.end() ? -1 : it - entries.begin();
 }
 
-std::vector<std::vector<int32_t>> llama_pcd_twins::cells(size_t n_caches) const {
-    std::vector<std::vector<int32_t>> res(n_caches);
-    for (const auto & twin : all) {
-        for (size_t k = 0; k < n_caches; ++k) {
-            if (twin.cells[k] >= 0) {
-                res[k].push_back(twin.cells[k]);
-            }
-        }
-    }
-    return res;
-}
-
 //
 // states of recurrent layers
 //

@@ -26,8 +26,6 @@ struct llama_pcd_twin_ids {
 };
 
 struct llama_pcd_twin {
-    static constexpr size_t NO_ROW = SIZE_MAX;
-
     llama_seq_id seq_id; // its own
     llama_seq_id parent; // its token's, whose cells it sees
     int32_t      token;  // the entry of its token, where that one is in the same batch; -1: it is not
@@ -48,12 +46,10 @@ struct llama_pcd_twins {
     uint32_t first    = 0;     // the entry of the first one
     bool     together = false; // they are in the batch of their tokens
 
-    llama_seq_id n_seqs = 0; // they have so many of llama_pcd_twin_ids
-
     std::vector<llama_pcd_twin> all;
 
-    // found while the batch is decoded: the memory put the twins of a micro-batch in another place than its end, or a twin's token
-    // comes after it
+    // found while the batch is decoded: the memory put the twins of a micro-batch in another place than its end, or may have put tokens
+    // that they see after them
     bool misplaced = false;
 
     // the twin at entry i of a micro-batch; null: a token
@@ -63,9 +59,6 @@ struct llama_pcd_twins {
     uint32_t count          (const llama_ubatch & ubatch) const;
     uint32_t count_perturbed(const llama_ubatch & ubatch) const;
     uint32_t count_last     (const llama_ubatch & ubatch) const; // those with no token behind them
-
-    // for each cache, those of all twins that are in memory
-    std::vector<std::vector<int32_t>> cells(size_t n_caches) const;
 
     // the entry of a micro-batch that holds the token of a twin; -1: none
     int32_t token_of(const llama_ubatch & ubatch, const llama_pcd_twin & twin) const;
@@ -110,10 +103,9 @@ struct llama_pcd_view {
     static constexpr uint32_t CELL_BLOCK = 256;
     static constexpr uint32_t HOST_BLOCK = 64;
 
-    llama_pcd_view(const llama_pcd_memory & memory, const llama_pcd_settings & settings) : memory(memory), settings(settings) {}
+    explicit llama_pcd_view(const llama_pcd_memory & memory) : memory(memory) {}
 
-    // Find where the keys of each twin of a micro-batch go, which is in memory by now. cache = separate: to the cell of its token,
-    // where that one is in memory already. Else to its own.
+    // find the cells of each twin of a micro-batch, which is in memory by now
     void place(llama_pcd_twins & twins, const llama_ubatch & ubatch) const;
 
     // The cells that the attention of twins has to look at: [begin, end) and, where begin > 0, the first `head` ones, for the
@@ -134,8 +126,7 @@ struct llama_pcd_view {
     void mask(const llama_pcd_twins & twins, const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const;
 
 private:
-    const llama_pcd_memory   & memory;
-    const llama_pcd_settings & settings;
+    const llama_pcd_memory & memory;
 
     // the twin at entry i of a micro-batch, as one cache sees it
     struct row {

@@ -32,14 +32,7 @@ void llama_pcd_view::place(llama_pcd_twins & twins, const llama_ubatch & ubatch)
             continue;
         }
         for (size_t k = 0; k < memory.kvs.size(); ++k) {
-            const auto & kv = *memory.kvs[k];
-
-            int32_t cell = settings.separate() ? cell_of(kv, twin->parent, ubatch, i) : -1;
-            if (cell < 0) {
-                cell = cell_of(kv, twin->seq_id, ubatch, i);
-                twins.misplaced |= settings.separate() && twins.together; // its token comes later
-            }
-            twin->cells[k] = cell;
+            twin->cells[k] = cell_of(*memory.kvs[k], twin->seq_id, ubatch, i);
         }
     }
 }
@@ -177,9 +170,8 @@ void llama_pcd_view::mask(
 std::vector<llama_pcd_view::cell_range> llama_pcd_view::visible(const llama_pcd_twins & twins, const llama_ubatch & ubatch) const {
     const uint32_t n_twin = twins.count(ubatch);
 
-    // a twin without a window may see every cell; with cache = separate there may be many twins
-    const bool windows = n_twin <= LLAMA_PCD_MAX_TWINS &&
-        std::all_of(twins.all.begin(), twins.all.end(), [](const auto & twin) { return twin.window > 0; });
+    // a twin without a window may see every cell
+    const bool windows = std::all_of(twins.all.begin(), twins.all.end(), [](const auto & twin) { return twin.window > 0; });
 
     std::vector<cell_range> res;
     for (const auto * kv : memory.kvs) {

@@ -10,7 +10,7 @@
 #include <bitset>
 #include <typeinfo>
 
-std::vector<int32_t> llama_pcd_positions_of(const llama_kv_cache & kv, const std::vector<uint32_t> & idxs, uint32_t n_pos, bool shift) {
+std::vector<int32_t> llama_pcd_positions_of(const llama_kv_cache & kv, const std::vector<uint32_t> & idxs, uint32_t n_pos) {
     const auto & cells = llama_pcd::cells(kv);
     const size_t n     = idxs.size();
 
@@ -19,8 +19,8 @@ std::vector<int32_t> llama_pcd_positions_of(const llama_kv_cache & kv, const std
         if (cells.is_empty(idxs[i])) {
             continue;
         }
-        res[i] = shift ? cells.get_shift(idxs[i]) : cells.pos_get(idxs[i]);
-        if (n_pos == 4 && !shift) {
+        res[i] = cells.pos_get(idxs[i]);
+        if (n_pos == 4) {
             res[1*n + i] = cells.ext_get(idxs[i]).y;
             res[2*n + i] = cells.ext_get(idxs[i]).x;
         }
@@ -157,20 +157,6 @@ void llama_pcd_memory::cut(const ends & last) const {
     }
 }
 
-llama_pos llama_pcd_first_seen(const llama_kv_cache & kv, llama_pos pos) {
-    llama_pos p0 = 0;
-    llama_pos p1 = pos;
-    while (p0 < p1) { // what is masked comes first
-        const llama_pos mid = p0 + (p1 - p0)/2;
-        if (llama_pcd::is_masked(kv, mid, pos)) {
-            p0 = mid + 1;
-        } else {
-            p1 = mid;
-        }
-    }
-    return p0;
-}
-
 void llama_pcd_memory::remove(llama_seq_id seq_id) const {
     if (recr) {
         recr->seq_rm(seq_id, -1, -1);
@@ -187,44 +173,4 @@ void llama_pcd_memory::remove(llama_seq_id seq_id) const {
             }
         }
     }
-}
-
-bool llama_pcd_memory::has_all_before(llama_seq_id seq_id, llama_pos pos, llama_pos end) const {
-    for (const auto * kv : kvs) {
-        const auto & own = llama_pcd::cells(*kv).seq_pos_get(seq_id);
-
-        for (const auto * other : kvs) {
-            if (other == kv) {
-                continue;
-            }
-            for (const auto & [p, j] : llama_pcd_cells_at(*other, seq_id, llama_pcd_first_seen(*kv, pos), end)) {
-                const auto it = own.lower_bound({ p, 0 });
-                if ((it == own.end() || it->first != p) && !llama_pcd::is_masked(*kv, p, pos)) {
-                    return false;
-                }
-            }
-        }
-    }
-    return true;
-}
-
-int32_t llama_pcd_memory::set_tokens(llama_seq_id seq_id, const llama_token * tokens, int32_t n) const {
-    int32_t res = 0;
-
-    for (auto * kv : kvs) {
-        auto & cells = llama_pcd::cells(*kv);
-
-        int32_t n_set = 0;
-        for (uint32_t j = 0; j < cells.used_max_p1(); ++j) {
-            if (!cells.is_empty(j) && cells.seq_has(j, seq_id) && cells.pos_get(j) < n) {
-                auto ext = cells.ext_get(j);
-                ext.tok = tokens[cells.pos_get(j)];
-                cells.ext_set(j, ext);
-                n_set++;
-            }
-        }
-        res = std::max(res, n_set);
-    }
-
-    return res;
 }

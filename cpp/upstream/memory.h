@@ -25,12 +25,8 @@ private:
     std::set<std::pair<llama_pos, uint32_t>>::const_iterator first, last;
 };
 
-// The positions of these cells as a rotation takes them, n_pos for each (M-RoPE: 4), or what is still to be added to them (shift); 0 where
-// a cell is empty
-std::vector<int32_t> llama_pcd_positions_of(const llama_kv_cache & kv, const std::vector<uint32_t> & idxs, uint32_t n_pos, bool shift);
-
-// the first of a sequence's positions that a token at `pos` sees in a cache with a sliding window
-llama_pos llama_pcd_first_seen(const llama_kv_cache & kv, llama_pos pos);
+// the positions of these cells as a rotation takes them, n_pos for each (M-RoPE: 4); 0 where a cell is empty
+std::vector<int32_t> llama_pcd_positions_of(const llama_kv_cache & kv, const std::vector<uint32_t> & idxs, uint32_t n_pos);
 
 struct llama_pcd_memory {
     explicit llama_pcd_memory(llama_context & lctx);
@@ -70,10 +66,4 @@ struct llama_pcd_memory {
     void cut(const ends & last) const;
     // take a whole sequence out, as seq_rm does, but without looking at the cells of others
     void remove(llama_seq_id seq_id) const;
-
-    // whether sliding-window layers still have all that the tokens of a sequence at positions [pos, end) see
-    bool has_all_before(llama_seq_id seq_id, llama_pos pos, llama_pos end) const;
-
-    // write down which tokens lie at positions 0 .. n-1 of a sequence; returns how many of them are there
-    int32_t set_tokens(llama_seq_id seq_id, const llama_token * tokens, int32_t n) const;
 };

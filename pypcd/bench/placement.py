@@ -22,7 +22,6 @@ __all__ = ["left_device", "placements"]
 MODES: dict[str, dict[str, Any]] = {
     "rerotated": {},
     "shared": {"cache": "shared"},
-    "separate": {"cache": "separate"},
     "window": {"perturbation": "none", "window": 8},
 }
 WAYS: dict[str, dict[str, Any]] = {

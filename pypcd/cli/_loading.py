@@ -29,7 +29,8 @@ def load_model(args: argparse.Namespace) -> pypcd.Llama:
     config = _options.pcd_setting(setting, args.model)  # raise errors before the slow part
     if args.verbose:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    llm = open_model(args.model, n_ctx=args.n_ctx, verbose=args.verbose, **_options.machine_options(args))
+    options = {"engine": engine.choose_engine(None, config), **_options.machine_options(args)}
+    llm = open_model(args.model, n_ctx=args.n_ctx, verbose=args.verbose, **options)
     refusal = engine.pcd_refusal(llm, config)
     if refusal is not None:
         raise UnsupportedError(f"PCD cannot run here: {refusal}")
@@ -42,6 +43,7 @@ def open_for(
 ) -> pypcd.Llama:
     """The model, with what the methods need to answer the prompts."""
     options = _options.machine_options(args)
+    options["engine"] = engine.choose_engine(None, *(method.rows.pcd for method in methods))
     if any(method.rows.whole_prompt for method in methods):  # a token has a byte at least
         sizes = (
             sum(len(piece.text.encode()) for _, message in prompt.turns for piece in message) for prompt in prompts

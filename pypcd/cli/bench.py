@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         show_costs()
         raise
     show_costs()
-    _note_missing(methods, rows)
+    _note_missing(methods, rows, args.engine)
     if args.json:
         record = {"model": args.model, "n_threads": threads, "gpu": machine.has_gpu()}
         print(json.dumps({**record, "measurements": [dataclasses.asdict(row) for row in rows]}, indent=2))
@@ -148,10 +148,15 @@ def _share(ratio: float) -> str:
     return "less than 2%" if ratio < 1.015 else f"{100 * (ratio - 1):.0f}%"
 
 
-def _note_missing(methods: dict[str, PCDConfig | None], rows: Sequence[Measurement]) -> None:
+def _note_missing(methods: dict[str, PCDConfig | None], rows: Sequence[Measurement], engine: str | None) -> None:
     measured = {row.method for row in rows}
-    for name in (name for name in methods if name not in measured):
-        _terminal.note(f"this model cannot run {name}; 'pypcd info MODEL' says why")
+    for name, config in methods.items():
+        if name in measured:
+            continue
+        if choose_engine(None, config) == "stock" != choose_engine(engine):
+            _terminal.note(f"{name} runs in the stock engine alone: pypcd bench --engine stock")
+        else:
+            _terminal.note(f"this model cannot run {name}; 'pypcd info MODEL' says why")
 
 
 def _progress(text: str) -> None:

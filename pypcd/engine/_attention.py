@@ -81,8 +81,6 @@ class _Reader:
         self.weights, self.heads = weights, heads
         self.last = math.inf if heads is None else max(heads)
         self.n_seen = 0  # layers with attention
-        # of their operations; PCD's own keys have operations of the same names, afterwards (PCDConfig.cache="separate")
-        self.names = set[bytes]()
         # sums, the mask's address, the cells that are seen
         self.found: dict[int, tuple[Floats, int, npt.NDArray[np.intp]]] = {}
         self.failed: BaseException | None = None
@@ -96,10 +94,6 @@ class _Reader:
             ):  # a softmax of experts has no mask
                 return not is_asking
             if is_asking:
-                name = ggml_base().ggml_get_name(tensor)
-                if name in self.names:
-                    return False
-                self.names.add(name)
                 self.n_seen += 1
                 return self.heads is None or self.n_seen - 1 in self.heads
             if self.failed is None:

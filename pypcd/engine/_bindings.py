@@ -18,6 +18,7 @@ lib = llama_cpp.llama_cpp._lib
 
 OK, INVALID, UNSUPPORTED, NO_MEMORY, DISABLED = 0, -1, -2, -3, -4
 ROW_STANDARD, ROW_LOCAL, ROW_CONTRASTED = 0, 1, 2
+COUNTED_HERE = "n_caught_up", "n_separate", "n_constrained"
 
 
 class Params(ctypes.Structure):
@@ -32,7 +33,7 @@ class Params(ctypes.Structure):
 class Stats(ctypes.Structure):
     """struct llama_pcd_stats: what PCDStats has, in its order, but for what Python counts itself"""
 
-    _fields_ = [(one.name, ctypes.c_int64) for one in dataclasses.fields(PCDStats) if one.name != "n_constrained"]
+    _fields_ = [(one.name, ctypes.c_int64) for one in dataclasses.fields(PCDStats) if one.name not in COUNTED_HERE]
 
 
 ctx_p = ctypes.c_void_p
@@ -79,9 +80,6 @@ pcd_set_seq = bind(
     ctypes.c_size_t,
 )
 pcd_unset_seq = bind("llama_pcd_unset_seq", None, ctx_p, ctypes.c_int32)
-pcd_set_tokens = bind(
-    "llama_pcd_set_tokens", ctypes.c_int32, ctx_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_int32), ctypes.c_int32
-)
 pcd_begin = bind("llama_pcd_begin", None, ctx_p, ctypes.c_int32, ctypes.c_int32)
 pcd_suspend = bind("llama_pcd_suspend", None, ctx_p, ctypes.c_bool)
 pcd_get_logits_ith = bind("llama_pcd_get_logits_ith", float_p, ctx_p, ctypes.c_int32, ctypes.c_int32)

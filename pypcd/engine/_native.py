@@ -19,7 +19,12 @@ from pypcd.errors import InputError, UnsupportedError
 from pypcd.settings.config import PCDConfig
 from pypcd.settings.fields import FIELDS
 
-__all__ = ["Native", "native_params"]
+__all__ = ["Native", "native_params", "needs"]
+
+
+def needs(config: PCDConfig) -> str | None:
+    """What of a setting only the engine "stock" can do, in a few words; None if the native one can do it all."""
+    return 'cache="separate"' if config.cache == "separate" else None
 
 
 def native_params(config: PCDConfig, *, combine: bool = True) -> _bindings.Params:
@@ -68,7 +73,7 @@ class Native:
         return None
 
     def trim(self) -> None:
-        """Free the second keys and values that the setting in force does not need: all of them while PCD is off."""
+        """Free the second keys that the setting in force does not need: all of them while PCD is off."""
         _bindings.pcd_trim(context(self._llm))
 
     def refusal(self, config: PCDConfig) -> str | None:
@@ -120,9 +125,7 @@ class Native:
         _bindings.pcd_begin(context(self._llm), seq_id, pos)
 
     def set_tokens(self, tokens: Sequence[int], seq_id: int = 0) -> None:
-        """The tokens of a sequence that was restored: a saved state does not have them, nor where an answer began."""
-        array = (ctypes.c_int32 * len(tokens))(*tokens)
-        _bindings.pcd_set_tokens(context(self._llm), seq_id, array, len(tokens))
+        """The tokens of a sequence that was restored: a saved state does not have them, nor where an answer began. Only Stock needs them."""
 
     def logits(self, i: int) -> PCDLogits | None:
         """The logits of entry i of the last batch, before and after the contrast, in memory that the next evaluation overwrites; None if

@@ -12,7 +12,7 @@ from pypcd import library
 from pypcd.engine._bindings import is_native, only_native
 from pypcd.engine._calls import context, model, stock
 from pypcd.engine._model import is_recurrent, slides
-from pypcd.engine._native import Native
+from pypcd.engine._native import Native, needs
 from pypcd.engine._rotation import watch_of
 from pypcd.engine._stock import Stock, n_twins
 from pypcd.errors import LibraryError
@@ -39,11 +39,11 @@ def pcd_refusal(llm: llama_cpp.Llama, config: PCDConfig | None) -> str | None:
     return None if config is None else pcd(llm).refusal(config)
 
 
-def choose_engine(name: str | None) -> str:
+def choose_engine(name: str | None, *settings: PCDConfig | None) -> str:
     """The engine for a model: "native" or "stock".
 
     Args:
-        name: None takes the native one if the library of this process is pypcd's.
+        name: None takes the native one if the library of this process is pypcd's and the settings need no other.
 
     Raises:
         ValueError: there is no such engine.
@@ -51,7 +51,7 @@ def choose_engine(name: str | None) -> str:
     """
     name = _ENGINE("engine", name)
     if name is None:
-        return "stock" if library.why_stock() else "native"
+        return "stock" if library.why_stock() or any(setting and needs(setting) for setting in settings) else "native"
     if name == "native" and not is_native():
         raise LibraryError(only_native('engine="native"'))
     return name

@@ -129,7 +129,7 @@ class PCDAnswer:
 
 @dataclasses.dataclass(frozen=True)
 class PCDStats:
-    """What PCD has done in a context so far. Second keys and values are those that only twins see (PCDConfig.cache).
+    """What PCD has done in a context so far. Second keys are those that only twins see (PCDConfig.cache).
 
     Attributes:
         n_tokens: tokens whose logits were requested while PCD was on.
@@ -137,8 +137,8 @@ class PCDStats:
         n_skipped: twins that were not needed, since only one token was plausible, or a floor (min_context, min_entropy,
             min_first_entropy) left the token plain.
         n_derived: how many times the second keys were computed again from the first.
-        n_caught_up: tokens whose second keys and values were evaluated later than the token (cache="separate").
-        second_bytes: memory of the second keys and values; in the engine "stock" with cache="separate" of all that a second context has.
+        n_caught_up: tokens that the second context of cache="separate" evaluated later than the token.
+        second_bytes: memory of the second keys; with cache="separate" of all that the second context has.
         kv_bytes: memory of the model's own keys and values.
         n_derived_cells: of how many tokens, counted in each cache; a model with sliding-window layers has two caches.
         n_fused: batches that were evaluated together with their twins, as evaluation="fused" asks. A batch that was

@@ -144,8 +144,6 @@ def needs(config: PCDConfig) -> str | None:
         return 'perturbation="noise"'
     if _rotates(config, "rerotated") and config.type_k_over is not None:
         return 'type_k_over with cache="rerotated"'
-    if config.cache == "separate" and config.window is not None:
-        return 'a window with cache="separate"'
     if config.sequences == "chosen":
         return 'sequences="chosen"'
     if config.window == 1 and config.n_sink:

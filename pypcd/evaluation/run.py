@@ -15,6 +15,7 @@ import llama_cpp
 import pypcd
 from pypcd.decode import Method, Session, parse
 from pypcd.decode.vocabulary import Vocabulary
+from pypcd.engine import choose_engine
 from pypcd.errors import MENDABLE, InputError, ModelError, PCDError
 from pypcd.evaluation import executors
 from pypcd.evaluation.executors import Cluster, Jobs, Record, Work
@@ -288,9 +289,14 @@ class ModelTokenizer:
 
 
 def _own_context(method: Method) -> tuple[object, ...]:
-    """What a method's context has that others lack: a micro-batch as large as a prompt, which takes much memory, or the types of
-    its cache."""
-    return method.rows.whole_prompt, method.cache
+    """What a method's context has that others lack: a micro-batch as large as a prompt, which takes much memory, the types of
+    its cache, or another engine."""
+    return method.rows.whole_prompt, method.cache, _is_of_stock(method)
+
+
+def _is_of_stock(method: Method) -> bool:
+    """Whether only the engine "stock" runs it, and this process has another."""
+    return choose_engine(None, method.rows.pcd) != choose_engine(None)
 
 
 class Worker:
@@ -314,7 +320,8 @@ class Worker:
                 if own not in self._sessions:
                     batch = {"n_batch": n_ctx, "n_ubatch": n_ctx} if method.rows.whole_prompt else {}
                     types = method.cache.options if method.cache else {}
-                    self._sessions[own] = Session(Llama(plan.model, **{**settings, **batch, **types}))
+                    engine = {"engine": "stock"} if _is_of_stock(method) else {}
+                    self._sessions[own] = Session(Llama(plan.model, **{**settings, **batch, **types, **engine}))
             except (InputError, ModelError) as error:
                 why = f"it needs prompts in one micro-batch, here of {n_ctx} tokens: {error}"
                 self.refused[name] = why if method.rows.whole_prompt else str(error)

@@ -62,9 +62,9 @@ class Llama(llama_cpp.Llama):
         pcd: True for the preset "unsure", text such as "unsure", "paper:beta=1.5" or a profile's file (.json), a
             mapping of changed fields, a PCDConfig, or False. Answers under a grammar, a JSON schema or a forced tool are plain
             all the same, unless their own call has `pcd`.
-        engine: what evaluates the second time. "native": pypcd's own libllama, which runs all settings. "stock": any libllama,
-            for settings with a window alone (perturbation="none"), such as "unsure", and over-rotation with cache "shared" or
-            "separate". None: the native one if this process has it.
+        engine: what evaluates the second time. "native": pypcd's own libllama, which runs all settings but cache="separate". "stock": any
+            libllama, for settings with a window alone (perturbation="none"), such as "unsure", and over-rotation. None: the native one
+            if this process has it and it runs `pcd`.
         n_seq_max: how many sequences the caller's own batches may have, decoded through `llm.ctx`; 1 to 192, at most
             n_batch. They share n_ctx.
         use_extra_bufts: whether weights may be repacked for the CPU's matrix kernels; None: yes, for those of AMX if a
@@ -144,7 +144,7 @@ class Llama(llama_cpp.Llama):
         config = self._resolve(pcd)
         self._n_seq_max = Integer(1, lib.N_SEQUENCES)("n_seq_max", n_seq_max)
         self._rpc_servers, servers = rpc_servers, parse_servers(rpc_servers)
-        self._engine = lib.choose_engine(engine)
+        self._engine = lib.choose_engine(engine, config)
         lib.clear_errors()
 
         self._use_extra_bufts = use_extra_bufts  # as given
@@ -625,8 +625,7 @@ class Llama(llama_cpp.Llama):
         self._threads = best
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
-        """llama_cpp.Llama.load_state. With cache="separate" the next evaluation makes the second keys and values again,
-        which takes as long as the prompt did.
+        """llama_cpp.Llama.load_state.
 
         The state may be that of another object with another n_ctx or n_batch, if its tokens fit.
 

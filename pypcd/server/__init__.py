@@ -127,8 +127,7 @@ def _setting(config: PCDConfig | None, required: bool, weights: str) -> dict[str
     fixed = {"evaluation": given.evaluation, "type_k_over": given.type_k_over, "sequences": "chosen"}
     base = given.replace(**{name: FIELDS[name].default for name in fixed})
     # A context that over-rotates can have twins that do not, and makes no second keys for them. The other way round is refused.
-    can_turn = base.perturbation == "none" and base.cache != "separate"
-    contexts = [base.replace(perturbation="over-rotation") if can_turn else base, base]
+    contexts = [base.replace(perturbation="over-rotation") if base.perturbation == "none" else base, base]
     if config is None:  # a model that cannot over-rotate has windows for those who ask
         contexts.append(PCDConfig.preset("window"))
     return {

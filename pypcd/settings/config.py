@@ -110,14 +110,19 @@ class PCDConfig(Fields):
     def __post_init__(self) -> None:
         check(self, **RANGES)
         check(self, offset_max=Integer(self.offset_min, OFFSET))
-        if self.perturbation == "noise" and self.cache == "rerotated":
+        if self.perturbation == "noise" and self.cache != "shared":
             raise InputError(
-                "cache is 'rerotated', which rotates keys to other frequencies, but perturbation=\"noise\" has no other "
-                "frequencies; allowed with noise: 'shared', 'separate'"
+                f'cache is {self.cache!r}, which rotates keys to other frequencies, but perturbation="noise" has no other '
+                "frequencies; allowed with noise: 'shared'"
             )
         if self.perturbation == "none" and self.window is None:
             raise InputError(
                 'window is None, but perturbation="none" leaves the twin equal to its token without one; set window to 1 or more'
+            )
+        if self.cache == "separate" and self.window is not None:
+            raise InputError(
+                f'window is {self.window}, but cache="separate" evaluates the whole text over-rotated; allowed with it: None and '
+                'perturbation="over-rotation"'
             )
 
     @classmethod

@@ -141,15 +141,15 @@ class Fields:
         "twin",
         "What the local pass sees of the prompt. rerotated: *second keys*, the cached keys rotated again to the over-rotated "
         "frequencies, and the same values. shared: cached keys and values as they are (the authors' public code). separate: keys and "
-        "values of a second, over-rotated evaluation of the whole prompt, which takes as long again. The KV cache takes 1.5 times the memory "
-        "with rerotated, and twice with separate.",
+        "values of a second, over-rotated evaluation of the whole prompt, which takes as long again; in the stock engine alone, without a "
+        "window. The KV cache takes 1.5 times the memory with rerotated.",
     )
     evaluation: Evaluation = _field(
         "auto",
         Choice(get_args(Evaluation)),
         "work",
         "fused: both passes in one batch. alternate: one after the other, and no local pass if only one token stays in play. auto: "
-        "alternate with `relative_top` or `min_entropy`, else fused. Prompts and cache=separate are always fused. The logits differ by "
+        "alternate with `relative_top` or `min_entropy`, else fused. Prompts are always fused. The logits differ by "
         "rounding only.",
     )
     transition: Transition = _field(
@@ -163,7 +163,7 @@ class Fields:
         Choice(get_args(Perturbation)),
         "twin",
         "What is done to the rotation of the local pass. over-rotation: the paper. none: the local pass differs by its window alone, "
-        "which works without RoPE too. noise (the method's first version): on cos and sin, with `cache` shared or separate.",
+        "which works without RoPE too. noise (the method's first version): on cos and sin, with `cache=shared`.",
         own=True,
     )
     window: int | None = _field(

@@ -3,7 +3,7 @@
     python scripts/recipes/arch_checks.py MODEL [READING ...]
 
 prints one line of JSON for the model and one for each reading: a way to make L*, the logits of the twin (rerotated,
-shared, separate, window). ggml aborts the process on some models, so use run(): it checks a model in a process of its
+shared, window). ggml aborts the process on some models, so use run(): it checks a model in a process of its
 own, and reports a process that ended early.
 """
 
@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy
 
@@ -35,10 +35,9 @@ from limits import allowed_nmse, two_shapes
 from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
 from pypcd.engine._native import native_params
-from pypcd.settings.fields import Cache
 
 WINDOW = {"perturbation": "none", "window": 12}
-READINGS: dict[str, dict[str, Any]] = {**{cache: {"cache": cache} for cache in get_args(Cache)}, "window": WINDOW}
+READINGS: dict[str, dict[str, Any]] = {"rerotated": {}, "shared": {"cache": "shared"}, "window": WINDOW}
 
 # Differences are normalised mean squared errors. Two rows of one computation differ only by rounding; Model.rounding is
 # how much they may differ on this model and machine.

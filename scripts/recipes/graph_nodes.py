@@ -43,11 +43,6 @@ CACHES = {
 MODES: dict[str, list[dict[str, Any]]] = {
     "rerotated": [{}, {"window": 20}, {"type_k_over": "q8_0"}],
     "shared": [{"cache": "shared"}],
-    "separate": [
-        {"cache": "separate"},
-        {"cache": "separate", "type_k_over": "q8_0"},
-        {"cache": "separate", "window": 20},
-    ],
     "window": [{"perturbation": "none", "window": 20}],
     "noise": [{"perturbation": "noise", "cache": "shared", "noise": 0.3}],
 }
@@ -115,8 +110,7 @@ def tries(model: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
             )
     if model == "llama":
         yield "", False, {"n": N_LONG}
-        for mode in ("separate", "window"):
-            yield mode, {**MODES[mode][-1], "window": 40}, {"n": N_LONG}
+        yield "window", {**MODES["window"][-1], "window": 40}, {"n": N_LONG}
 
 
 def record(shim: Path, folder: Path) -> dict[str, list[str]]:

@@ -127,7 +127,7 @@ def test_info_names_what_left_the_device(tiny: Tiny, device: None, capsys: pytes
     lines = [line.strip() for line in out[out.index("on the CPU") :].splitlines()]
     assert lines[1:9] == [
         f"{mode}, {how}: {'3 SOFT_MAX of node' if mode == 'window' else 'nothing'}"
-        for mode in ("rerotated", "shared", "separate", "window")
+        for mode in ("rerotated", "shared", "window")
         for how in ("fused", "alternate")
     ]
     assert main(["info", model, "--no-test"]) == 0

@@ -32,7 +32,7 @@ CHECKS = {
 FAULTS: dict[str, Callable[[PCDConfig], PCDConfig]] = {
     "beta": lambda c: c.replace(beta=2.5) if c.beta == 0 else c,
     "still": lambda c: c.replace(base_ratio=0.01) if c.base_ratio == 1 else c,
-    "ways": lambda c: c.replace(cache="separate", alpha=0.5) if c.evaluation == "alternate" else c,
+    "ways": lambda c: c.replace(cache="shared", alpha=0.5) if c.evaluation == "alternate" else c,
     "effect": lambda c: c.replace(base_ratio=1.0),
 }
 

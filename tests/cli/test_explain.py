@@ -44,7 +44,7 @@ def probabilities(row: np.ndarray) -> np.ndarray:
     return p / p.sum()
 
 
-@pytest.mark.parametrize("setting", [pypcd.PCDConfig(), pypcd.PCDConfig(beta=1.0, gamma=3, cache="separate")])
+@pytest.mark.parametrize("setting", [pypcd.PCDConfig(), pypcd.PCDConfig(beta=1.0, gamma=3, cache="shared")])
 def test_columns_are_the_rows_of_a_fresh_evaluation(llm, vocabulary, prompt, setting) -> None:
     steps = list(explain(Session(llm), prompt, setting, vocabulary, n_tokens=4, gold=SAMPLE.answers[0]))
     written = list(prompt)

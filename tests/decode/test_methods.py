@@ -54,7 +54,7 @@ def tokens_of(llm: pypcd.Llama, prompt: Prompt = PROMPT) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "name", ["greedy", "pcd", "pcd:paper:cache=separate", "pcd:window:window=16", "pcd:cautious", "pcd:blog"]
+    "name", ["greedy", "pcd", "pcd:paper:cache=shared", "pcd:window:window=16", "pcd:cautious", "pcd:blog"]
 )
 def test_an_answer_is_what_llama_generates_with_that_setting(name: str, llm: pypcd.Llama) -> None:
     method = parse(name)
@@ -201,7 +201,7 @@ def test_self_extend_refuses_keys_that_llama_cpp_cannot_move(tiny: Tiny, load: L
 # -- beams -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", ["", "+pcd", "+pcd:paper:cache=separate", "+cad"])
+@pytest.mark.parametrize("rows", ["", "+pcd", "+pcd:paper:cache=shared", "+cad"])
 def test_beams_carry_the_rows_that_one_answer_has(rows: str, llm: pypcd.Llama) -> None:
     """The beams' answer, evaluated alone, has at least greedy's probability per token, from the same rows."""
     rng = np.random.default_rng(3)
@@ -247,7 +247,7 @@ def test_methods_share_a_prompt(llm: pypcd.Llama) -> None:
         "greedy",
         "pcd",
         "beam:3+pcd",
-        "pcd:paper:cache=separate",
+        "pcd:paper:cache=shared",
         "self-extend:2:width=32",
         "cad",
         "pcd:paper:alpha=0.4",
@@ -353,7 +353,7 @@ def test_without_a_limit_an_answer_ends_with_the_context(llm: pypcd.Llama) -> No
     assert parse("greedy").generate(llm, PROMPT, max_tokens=3).end == "length"
 
 
-OWN_ROWS = ["replay:3", "recite:4", "pcd:paper:cache=separate", "self-extend:2:width=16", "ms-poe", "dola-low", "cad"]
+OWN_ROWS = ["replay:3", "recite:4", "pcd:paper:cache=shared", "self-extend:2:width=16", "ms-poe", "dola-low", "cad"]
 
 
 @pytest.mark.parametrize(

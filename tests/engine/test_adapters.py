@@ -70,7 +70,6 @@ def merged(model: Path, lora: dict[str, np.ndarray], path: Path) -> Path:
     ("pcd", "engine"),
     [
         ({}, "native"),
-        ({"cache": "separate"}, "native"),
         ({"window": 16, "perturbation": "none"}, "native"),
         ({"cache": "shared"}, "stock"),
         ({"cache": "separate"}, "stock"),

@@ -66,21 +66,18 @@ KV: dict[str, dict[str, Any]] = {
 READINGS: dict[str, dict[str, Any]] = {
     "rerotated": {},
     "shared": {"cache": "shared"},
-    "separate": {"cache": "separate"},
+    "separate": {"cache": "separate"},  # in the stock engine alone
     "window": {"perturbation": "none", "window": 20},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     **READINGS,
     "rerotated-window": {"window": 20},
     "shared-window": {"cache": "shared", "window": 20},
-    "separate-window": {"cache": "separate", "window": 20},
     "noise": {"perturbation": "noise", "cache": "shared", "noise": 0.3, "band": "all"},
-    "separate-noise": {"perturbation": "noise", "cache": "separate", "noise": 0.1, "offset_min": -2, "offset_max": 9},
+    "noise-offset": {"perturbation": "noise", "cache": "shared", "noise": 0.1, "offset_min": -2, "offset_max": 9},
     "rerotated-q8_0": {"type_k_over": "q8_0"},
-    "separate-q8_0": {"cache": "separate", "type_k_over": "q8_0"},
     "high": {"band": "high", "base_ratio": 0.01},
     "identity": {"base_ratio": 1.0},
-    "separate-identity": {"cache": "separate", "base_ratio": 1.0},
 }
 
 BACKEND = os.environ.get("PYPCD_TEST_BACKEND") or ("gpu" if machine.has_gpu() else "cpu")
@@ -185,8 +182,9 @@ class Case(NamedTuple):
 
 
 def cases() -> Iterator[Case]:
-    for case in native_cases():
-        yield case
+    for case in each_case():
+        if case.setting != "separate":
+            yield case
         if case.setting in READINGS and case.model not in HYBRID_ARCHS and not is_refused_by_stock(case):
             yield case._replace(engine="stock")
 
@@ -205,7 +203,7 @@ def may_be_refused_by_stock(case: Case) -> bool:
     return case[-1] == "stock" and case.setting == "rerotated" and (latent or case.placement == "keys-in-ram")
 
 
-def native_cases() -> Iterator[Case]:
+def each_case() -> Iterator[Case]:
     for placement in PLACEMENTS:
         for model in MODELS if placement != "keys-in-ram" else ("llama",):
             readings = SETTINGS if model == "llama" else ["window"] if model == "bloom" else READINGS
@@ -213,8 +211,6 @@ def native_cases() -> Iterator[Case]:
                 KV if model != "deepseek2" else [kv for kv in KV if kv != "q8_0-keys"]
             ):  # its keys hold its values
                 for setting in readings:
-                    if model in HYBRID_ARCHS and setting == "separate":
-                        continue  # refused beside recurrent layers
                     for evaluation in ("fused", "alternate"):
                         yield Case(model, kv, setting, evaluation, STEPS, placement)
     for model in ("llama", "qwen2", "gemma3", "qwen2vl", "deepseek2", *HYBRID_ARCHS):
@@ -222,10 +218,6 @@ def native_cases() -> Iterator[Case]:
             for setting in READINGS:
                 if work == "shifted" and (setting in ("shared", "window") or model == "qwen2vl"):
                     continue  # its angles to the shared keys, its first positions have moved; M-RoPE cannot be shifted
-                if (model, work, setting) == ("gemma3", "restored", "separate"):
-                    continue  # refused: a state does not say what sliding layers have forgotten
-                if model in HYBRID_ARCHS and setting == "separate":
-                    continue
                 if work != STEPS:
                     yield Case(model, "f16", setting, "fused", work)
                     if (model, work) != ("deepseek2", "shifted"):  # llama.cpp cannot turn its keys of 8 bits, and ends

@@ -61,10 +61,10 @@ WINDOWS: list[tuple[str, dict[str, Any]]] = [
 NOISY = ["llama", "qwen2", "gemma3", "stablelm", "smollm3"]
 NOISES: list[dict[str, Any]] = [
     {"cache": "shared", "noise": 0.3, "band": "all"},
-    {"cache": "separate", "noise": 0.1, "seed": 5},
+    {"cache": "shared", "noise": 0.1, "seed": 5},
     {"cache": "shared", "noise": 0.2, "band": "high", "window": 30},
     {"cache": "shared", "noise": 0.0, "offset_min": 3, "offset_max": 40},
-    {"cache": "separate", "noise": 0.05, "offset_min": -2, "offset_max": 9},
+    {"cache": "shared", "noise": 0.05, "offset_min": -2, "offset_max": 9},
 ]
 ROWS: list[tuple[str, dict[str, Any], bool]] = [
     *((name, {"cache": cache}, False) for name in (*ROPE_ARCHS, *SCALED) for cache in CACHES),
@@ -236,19 +236,14 @@ def test_quantised_keys_turn_as_float_ones_do(n_embd: int, type_k: int, tiny: Ti
 COARSE = {"f32": 0.0, "bf16": 3e-5, "q8_0": 4e-4, "q4_0": 0.04}
 
 
-@pytest.mark.parametrize("cache", ["rerotated", "separate"])
 @pytest.mark.parametrize(("arch", "type_k_over"), [*(("llama", name) for name in COARSE), ("smollm3", "q4_0")])
-def test_second_keys_may_be_coarser_than_the_first(
-    arch: str, type_k_over: str, cache: str, tiny: Tiny, load: Load
-) -> None:
+def test_second_keys_may_be_coarser_than_the_first(arch: str, type_k_over: str, tiny: Tiny, load: Load) -> None:
     """The standard row does not change; the other one changes by the type's rounding: twice its normalised squared error.
     smollm3's fourth layer does not rotate: its second keys are copies of the first."""
     path = tiny(arch, n_embd=128)
-    setting = {"cache": cache, "type_k_over": type_k_over}
+    setting = {"type_k_over": type_k_over}
     for flash_attn, later in ((False, False), (True, False), (False, True)):
-        exact, plain, llm = (
-            load(path, pcd, flash_attn=flash_attn) for pcd in ({"cache": cache}, False, False if later else setting)
-        )
+        exact, plain, llm = (load(path, pcd, flash_attn=flash_attn) for pcd in ({}, False, False if later else setting))
         for each in (exact, plain, llm):
             each.eval(TOKENS[:100])
         llm.pcd = pypcd.PCDConfig(**setting)
@@ -259,9 +254,8 @@ def test_second_keys_may_be_coarser_than_the_first(
         error = ((llm.pcd_logits().local - wanted) ** 2).mean() / (wanted**2).mean()
         assert error < COARSE[type_k_over] + (rounding(path) / wanted.std()) ** 2
         keys = exact.pcd_stats().kv_bytes / 2
-        values = keys if cache == "separate" else 0
         bits = {"f32": 32, "bf16": 16, "q8_0": 8.5, "q4_0": 4.5}
-        assert llm.pcd_stats().second_bytes == pytest.approx(keys * bits[type_k_over] / 32 + values, rel=0.05)
+        assert llm.pcd_stats().second_bytes == pytest.approx(keys * bits[type_k_over] / 32, rel=0.05)
 
 
 def test_a_head_too_small_for_a_block_is_refused(tiny: Tiny, load: Load) -> None:
@@ -325,8 +319,7 @@ TEXT = (TOKENS * 9)[:1000]
 MODES: dict[str, dict[str, Any]] = {
     "rerotated": {"evaluation": "fused"},
     "shared": {"evaluation": "fused", "cache": "shared"},
-    "separate": {"evaluation": "fused", "cache": "separate"},
-    "separate-alternate": {"evaluation": "alternate", "cache": "separate"},
+    "shared-alternate": {"evaluation": "alternate", "cache": "shared"},
     "window": {"evaluation": "fused", "perturbation": "none", "window": 9, "n_sink": 3},
     "window-all": {"evaluation": "fused", "perturbation": "none", "window": 9, "n_sink": 0},
     "turned-window": {"evaluation": "fused", "window": 9, "n_sink": 3},
@@ -340,7 +333,7 @@ MODELS: list[tuple[str, dict[str, Any], str]] = [
     ("bloom", {}, "window"),
     ("gemma3", {}, "turned-window"),
     ("gemma2", {}, "shared"),
-    ("qwen2vl", {}, "separate-alternate"),
+    ("qwen2vl", {}, "shared-alternate"),
 ]
 
 
@@ -364,7 +357,7 @@ def test_rows_are_the_references_on_both_sides_of_a_block(
 
 @pytest.mark.parametrize("flash_attn", [False, True])
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("cache", ["rerotated", "shared", "separate"])
+@pytest.mark.parametrize("cache", CACHES)
 def test_several_rows_of_a_batch_are_the_references(
     cache: str, heads: str, flash_attn: bool, tiny: Tiny, load: Load
 ) -> None:

@@ -19,14 +19,11 @@ from batches import (
     CACHES,
     EVALUATIONS,
     OK,
-    SHORT_SLIDING,
     Native,
     Setting,
     check_seen,
     decode_batch,
-    decode_in,
     read,
-    same_rows,
     set_seq,
     turn_off,
     turn_on,
@@ -56,12 +53,9 @@ def check_plain(context: Any, seen: np.ndarray, i: int = -1) -> None:
 
 
 def check_plain_as(stock: pypcd.Llama, llm: pypcd.Llama) -> None:
-    """Plain, and stock's to the bit; but for rounding if a second stream was evaluated beside it."""
+    """Plain, and stock's to the bit."""
     check_plain(llm, native_row(llm))
-    if llm.pcd.cache == "separate":
-        close(native_row(llm), native_row(stock), rounding(Path(llm.model_path)))
-    else:
-        assert np.array_equal(native_row(llm), native_row(stock))
+    assert np.array_equal(native_row(llm), native_row(stock))
 
 
 def eval_to(end: int, *models: pypcd.Llama) -> None:
@@ -72,11 +66,8 @@ def eval_to(end: int, *models: pypcd.Llama) -> None:
 # -- min_context -------------------------------------------------------------------------------------------------------
 
 
-# separate is refused beside recurrent layers; with sliding ones it has a test of its own
 @pytest.mark.parametrize("evaluation", WAYS)
-@pytest.mark.parametrize(
-    ("arch", "cache"), [*(("llama", cache) for cache in CACHES), *itertools.product(("gemma3", "lfm2"), CACHES[:2])]
-)
+@pytest.mark.parametrize(("arch", "cache"), list(itertools.product(("llama", "gemma3", "lfm2"), CACHES)))
 def test_rows_are_plain_to_the_bit_before_and_the_references_after(
     arch: str, cache: str, evaluation: str, tiny: Tiny, load: Load
 ) -> None:
@@ -89,13 +80,12 @@ def test_rows_are_plain_to_the_bit_before_and_the_references_after(
         rows = llm.pcd_logits()
         assert rows.local is None and rows.beta is None
     stats = llm.pcd_stats()
-    assert stats.n_twins == stats.n_caught_up == stats.n_fallbacks == 0
+    assert stats.n_twins == stats.n_fallbacks == 0
     assert stats.n_tokens == stats.n_skipped == FLOOR - 10
     for end in (FLOOR, FLOOR + 1, FLOOR + 8):
         eval_to(end, llm)
         check_rows(llm, path, TOKENS[:end])
     assert llm.pcd_stats().n_twins == 3 and llm.pcd_stats().n_skipped == FLOOR - 10
-    assert llm.pcd_stats().n_caught_up == 0
 
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
@@ -131,34 +121,6 @@ def test_a_rewind_goes_back_below_it_and_so_does_a_state(cache: str, tiny: Tiny,
     check_plain(other, native_row(other))
     eval_to(30, other)
     check_rows(other, path, TOKENS[:30])
-
-
-@pytest.mark.parametrize("evaluation", EVALUATIONS)
-@pytest.mark.parametrize("arch", ["llama", "gemma3"])
-def test_tokens_that_are_left_plain_have_a_second_stream(arch: str, evaluation: str, native: Native) -> None:
-    setting = {"cache": "separate", "evaluation": evaluation}
-    params = SHORT_SLIDING if arch == "gemma3" else {}
-    context, other, stock = (native(arch, s, **params) for s in ({**setting, "min_context": FLOOR}, setting, None))
-    decode_in((context, other, stock), TOKENS[:10])
-    check_plain(context, context.seen())
-    close(context.seen(), stock.seen(), context.limit)
-    decode_in((context, other), TOKENS[10:60])
-    same_rows(context, other)
-    stats = context.stats
-    assert (stats.n_skipped, stats.n_caught_up, stats.n_fallbacks) == (1, 0, other.stats.n_fallbacks)
-
-
-def test_embeddings_that_are_left_plain_have_a_second_stream(native: Native) -> None:
-    """Of a picture, say: only tokens are written down, so it could not be made later."""
-    setting = {"cache": "separate", "min_context": FLOOR}
-    context, other = native("llama", setting), native("llama", {"cache": "separate"})
-    embeddings = np.random.default_rng(1).normal(0, 0.1, (8, context.n_embd)).astype(np.float32)
-    for part in (TOKENS[:5], embeddings, TOKENS[5:8]):
-        decode_in((context, other), part)
-        check_plain(context, context.seen())
-    assert (context.stats.n_fallbacks, context.stats.n_caught_up) == (0, 0)
-    decode_in((context, other), TOKENS[8:30])
-    same_rows(context, other)
 
 
 # -- min_entropy -------------------------------------------------------------------------------------------------------
@@ -227,13 +189,13 @@ def test_rows_are_plain_if_their_entropy_is_low_and_the_references_if_not(
             assert got.beta is None and np.array_equal(got.contrasted, got.standard)
             assert np.array_equal(native_row(llm), got.standard)
             close(native_row(llm), row, rounding(path))
-            if evaluation == "alternate" and cache != "separate":
-                assert got.local is None and (cache == "separate" or np.array_equal(native_row(llm), row))
+            if evaluation == "alternate":
+                assert got.local is None and np.array_equal(native_row(llm), row)
         else:
             check_rows(llm, path, TOKENS[:end])
     assert 0 < n_plain < n
     stats = llm.pcd_stats()
-    if evaluation == "alternate" and cache != "separate":
+    if evaluation == "alternate":
         assert (stats.n_twins, stats.n_skipped) == (n - n_plain, n_plain)
     if evaluation == "fused":
         assert stats.n_twins == n
@@ -318,7 +280,7 @@ def test_the_first_token_decides_for_the_whole_answer(
                 close(native_row(llm), native_row(stock), rounding(path))
                 got = llm.pcd_logits()
                 assert got.beta is None and np.array_equal(got.contrasted, got.standard)
-                assert (got.local is None) == (i > 0 or (evaluation == "alternate" and cache != "separate"))
+                assert (got.local is None) == (i > 0 or evaluation == "alternate")
             else:
                 check_rows(llm, path, [*prompt, *answer[:i]])
             for other in (llm, stock):
@@ -336,8 +298,7 @@ def test_a_plain_answer_takes_no_twins(cache: str, unlike: Unlike, tiny: Tiny, l
             llm.eval([token])
         after = llm.pcd_stats()
         assert after.n_twins == before.n_twins and after.n_skipped == before.n_skipped + 10
-        if cache != "separate":
-            assert before.n_twins == n_twins
+        assert before.n_twins == n_twins
 
 
 def test_what_is_decoded_does_not_depend_on_how_it_is_asked_for(unlike: Unlike, tiny: Tiny, load: Load) -> None:

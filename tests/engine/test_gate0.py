@@ -1,7 +1,6 @@
 """Gate 0: with PCD off every logit equals stock llama.cpp's, bit for bit.
 
-Also: the second stream, the keys and values that twins have with cache="separate", equals that of stock llama.cpp with
-other frequencies."""
+Also: what cache="separate" evaluates equals what stock llama.cpp does with other frequencies."""
 
 from __future__ import annotations
 
@@ -100,12 +99,12 @@ def test_beta_0_or_a_single_token_in_play_is_stock_greedy_decoding(
         )
 
 
-# --- separate: the second stream is stock llama.cpp with other frequencies, see gate 0 ---
+# --- separate: a second context is llama.cpp with other frequencies, see gate 0 ---
 
 
 @pytest.mark.parametrize("flash_attn", [False, True])
 @pytest.mark.parametrize("band", ["low", "high"])
-def test_the_second_stream_is_stock_with_the_table_in_the_model(
+def test_the_second_context_is_stock_with_the_table_in_the_model(
     band: str, flash_attn: bool, tiny: Tiny, load: Load
 ) -> None:
     """A GGUF copy whose rope_freqs.weight is 1/rho, in a float16 cache as users have it."""

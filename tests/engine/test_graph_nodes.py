@@ -16,18 +16,17 @@ from conftest import SANITIZED, find_sdist
 
 ADDED = {  # what llama.cpp's graph of the same model and cache does not have, and the settings that add it
     "ACC": "noise",
-    "CONCAT along 0": "separate, window",
-    "CONCAT along 1": "rerotated, separate, window",
-    "CONCAT along 2": "separate, window",
+    "CONCAT along 0": "window",
+    "CONCAT along 1": "rerotated, window",
+    "CONCAT along 2": "window",
     "CONT": "noise",
-    "CPY": "separate",
-    "FLASH_ATTN_EXT": "rerotated, separate",
-    "GET_ROWS": "rerotated, separate",
-    "MUL_MAT": "rerotated, separate, window",
-    "REPEAT": "rerotated, shared, separate, window, noise",
+    "FLASH_ATTN_EXT": "rerotated",
+    "GET_ROWS": "rerotated",
+    "MUL_MAT": "rerotated, window",
+    "REPEAT": "rerotated, shared, window, noise",
     "ROPE at an offset": "rerotated",
-    "ROPE": "rerotated, shared, separate",
-    "SET_ROWS": "rerotated, separate",
+    "ROPE": "rerotated, shared",
+    "SET_ROWS": "rerotated",
     "SUB": "noise",
 }
 OPERATIONS = sorted({name.split()[0] for name in ADDED})  # as ggml names them

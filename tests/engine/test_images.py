@@ -30,7 +30,7 @@ def answer(llm: pypcd.Llama, seed: int = 0, **kwargs: Any) -> str:
     return reply["choices"][0]["message"]["content"]
 
 
-@pytest.mark.parametrize("cache", ["rerotated", "shared", "separate"])
+@pytest.mark.parametrize("cache", ["rerotated", "shared"])
 def test_a_picture_is_answered_with_pcd(cache: str, projector: Path, tiny: Tiny, load: Load) -> None:
     def model(pcd: Any, **kwargs: Any) -> pypcd.Llama:
         handler = Llava15ChatHandler(str(projector), verbose=False)

@@ -22,7 +22,6 @@ COPY = 9  # the sequence of an oracle
 SETTINGS: dict[str, Setting] = {
     "shared": {"cache": "shared", "base_ratio": 1.0},
     "rerotated": {"base_ratio": 1.0},
-    "separate": {"cache": "separate", "base_ratio": 1.0},
     "window": {"perturbation": "none", "window": 7, "n_sink": 2},
     "window-all": {"perturbation": "none", "window": 7, "n_sink": 0},
 }
@@ -53,7 +52,6 @@ class Pair:
             self.limit = 2 * tolerance(self.pcd.path, flash_attn=True)
         self.seqs: dict[int, Setting] = {}
         self.copied: set[int] = set()  # sequences that may share cells with another one
-        self.was_off = False
         self.n_rows = 0
 
     def both(self, call: Any, *args: Any) -> None:
@@ -134,7 +132,7 @@ class Pair:
 
     def switch(self) -> None:
         """PCD off, or on again."""
-        self.on, self.was_off = not self.on, True
+        self.on = not self.on
         if self.on:
             turn_on(self.pcd, self.setting)
         else:
@@ -172,12 +170,8 @@ class Pair:
 
 
 def can(form: str, edit: str) -> bool:
-    """Positions of M-RoPE do not shift; a second stream is made again of tokens that a state, or a gap, does not have."""
-    if edit == "shift":
-        return form != "m-rope"
-    if edit == "half":
-        return form not in ("m-rope", "separate")
-    return edit not in ("reload", "part", "hole") or form != "separate"
+    """Positions of M-RoPE do not shift."""
+    return form != "m-rope" or edit not in ("shift", "half")
 
 
 # Behind a sliding window llama.cpp gives a text's cells to other tokens, when depends on what is free, and a twin needs a cell for
@@ -260,8 +254,6 @@ def test_steps_see_what_is_in_memory_between_any_edits(
                 pair.decode(*args)
         elif form.startswith("sliding") and kind in GOES_BACK:
             continue
-        elif (form, kind, pair.was_off) == ("separate", "shift", True):
-            continue  # twins that are evaluated later miss what was taken out
         elif can(form, kind) and last >= (1 if kind == "cut" else 0) and not (kind == "copy" and args[0] == args[1]):
             getattr(pair, kind)(*args)
     if not pair.on:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,6 @@ from batches import (
     Abort,
     Context,
     Native,
-    Setting,
     ask,
     check_row,
     decode_in,
@@ -29,18 +27,15 @@ from conftest import TOKENS, Load, Tiny, check_contrast, close, native_row
 
 import pypcd
 from pypcd.engine import _bindings as _native
-from pypcd.engine import _log
 
 # --- odd models ---
 
 
 @pytest.mark.parametrize("flash", [False, True])
-@pytest.mark.parametrize("cache", ["rerotated", "separate"])
-def test_latent_second_keys_may_be_coarser(cache: str, flash: bool, native: Native) -> None:
-    """In a second stream these keys are its values too."""
+def test_latent_second_keys_may_be_coarser(flash: bool, native: Native) -> None:
     types = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED, llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
     exact, coarse = (
-        native("deepseek2", {"cache": cache, "type_k_over": name, "evaluation": "fused"}, flash_attn_type=types[flash])
+        native("deepseek2", {"type_k_over": name, "evaluation": "fused"}, flash_attn_type=types[flash])
         for name in ("f32", "q8_0")
     )
     decode_in((exact, coarse), TOKENS[:60])
@@ -115,32 +110,13 @@ def test_text_after_an_image_has_one_over_rotated_row_however_it_is_made(native:
     check_row(alternate, stock, stored)
 
 
-def test_an_image_in_the_second_stream_cannot_be_evaluated_again(native: Native) -> None:
-    """The image's embeddings are gone; in a window without rotation its keys are those of the first stream."""
-    context = native("qwen2vl", {"cache": "separate"})
-    decode_image_in([context], [])
-    decode_in([context], TOKENS[10:12], 14)
-    assert context.rows()
-    turn_on(context, {"cache": "separate", "alpha": 0.3})
-    _log.clear_errors()
-    assert context.decode(TOKENS[12:13], 16) == -1
-    assert re.search("position 1[0-3] of sequence 0 again, but does not know its token.*image", _log.last_errors())
-    assert context.span() == (0, 15)
-    turn_on(context, {"cache": "rerotated", "alpha": 0.3})
-    decode_in([context], TOKENS[12:13], 16)
-    assert context.rows()
-
-
 # --- batches that cannot be decoded ---
 
 
-@pytest.mark.parametrize(
-    "setting", [{}, {"cache": "separate"}, {"cache": "separate", "evaluation": "alternate"}], ids=str
-)
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
-def test_a_batch_that_does_not_fit_changes_nothing(arch: str, setting: Setting, native: Native) -> None:
+def test_a_batch_that_does_not_fit_changes_nothing(arch: str, native: Native) -> None:
     tokens, params = (TOKENS * 5)[:513], {"n_ctx": 512, "n_batch": 512, "n_ubatch": 16, "swa_full": False}
-    stock, asked, never = native(arch, **params), native(arch, setting, **params), native(arch, setting, **params)
+    stock, asked, never = native(arch, **params), native(arch, {}, **params), native(arch, {}, **params)
     decode_in((stock, asked, never), tokens[:262])
     for context in (stock, asked):
         before = context.span()
@@ -154,13 +130,10 @@ def test_a_batch_that_does_not_fit_changes_nothing(arch: str, setting: Setting, 
             check_row(asked, stock, never, i)
 
 
-@pytest.mark.parametrize("cache", ["rerotated", "separate"])
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
-def test_an_invalid_batch_is_refused_and_changes_nothing(
-    arch: str, evaluation: str, cache: str, native: Native
-) -> None:
-    params, setting = {"n_ctx": 1024, "n_seq_max": 2, "swa_full": False}, {"evaluation": evaluation, "cache": cache}
+def test_an_invalid_batch_is_refused_and_changes_nothing(arch: str, evaluation: str, native: Native) -> None:
+    params, setting = {"n_ctx": 1024, "n_seq_max": 2, "swa_full": False}, {"evaluation": evaluation}
     stock, asked = native(arch, **params), native(arch, setting, **params)
     decode_in((stock, asked), TOKENS[:20])
     decode_in((stock, asked), TOKENS[20:32], seq=1)
@@ -252,7 +225,7 @@ def test_an_aborted_decode_leaves_no_twin_and_can_be_retried(way: str, derived: 
 def test_threads_with_contexts_of_their_own_give_the_same_rows(native: Native) -> None:
     kinds = [
         ("llama", {"evaluation": "fused"}),
-        ("llama", {"cache": "separate"}),
+        ("llama", {"cache": "shared"}),
         ("gemma3", {"evaluation": "alternate"}),
     ] * 3
     contexts = [native(arch, setting, n_ctx=512, swa_full=False) for arch, setting in kinds]

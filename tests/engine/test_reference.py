@@ -10,18 +10,20 @@ import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import arch_checks
 import llama_cpp
 import numpy as np
 import pytest
-from batches import CACHES
 from conftest import TOKENS, Load, Tiny, close, native_row, reference, rounding, tolerance
 from reference import contrast, rho
 from test_engine import SCALED
 from tiny_gguf import ARCHS, ATTENTION_ARCHS, ROPE_ARCHS
 
+from pypcd.settings.fields import Cache
+
+CACHES = get_args(Cache)
 LAST = len(TOKENS) - 1
 MORE: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"yarn": (4.0, 4096), "n_embd": 128}),

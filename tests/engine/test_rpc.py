@@ -44,7 +44,7 @@ def command(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "name, pcd",
-    [("native", "paper"), ("native", {"cache": "separate"}), ("stock", "window"), ("stock", "paper")],
+    [("native", "paper"), ("stock", "window"), ("stock", "paper"), ("stock", {"cache": "separate"})],
 )
 def test_the_servers_compute_and_no_other_model_does_so_there(
     name: str, pcd: Any, tiny: Tiny, load: Load, rpc_servers: str

@@ -38,7 +38,7 @@ def decode_with(llm: pypcd.Llama, chain: Any, prompt: list[int], n: int) -> list
     [
         {},
         {"relative_top": 0.5, "evaluation": "alternate"},
-        {"cache": "separate", "min_entropy": 5.5},
+        {"cache": "shared", "min_entropy": 5.5},
         {"min_context": 50},
     ],
     ids=str,

@@ -60,7 +60,7 @@ OWN: list[Setting | None] = [  # by turns
     {"min_entropy": 100.0},
 ]
 PLAIN: list[Setting | None] = [None, {"min_context": 9}, {"min_entropy": 100.0}]
-VIEWS: list[Setting | None] = [  # not with cache="separate", whose second keys follow them
+VIEWS: list[Setting | None] = [
     {"window": 3, "n_sink": 1},
     {"window": 2, "n_sink": 0, "beta": 1.0},
     {"perturbation": "none", "window": 2, "n_sink": 1},
@@ -75,7 +75,6 @@ VIEWS: list[Setting | None] = [  # not with cache="separate", whose second keys 
         *(("llama", {}, cache) for cache in CACHES),
         *(("llama", FLASH, cache) for cache in CACHES),
         *((arch, {}, "rerotated") for arch in ("gemma3", "smollm3", "deepseek2", "hunyuan-dense")),
-        ("gemma3", {}, "separate"),
     ],
     ids=str,
 )
@@ -90,7 +89,7 @@ def test_sequences_with_settings_of_their_own_have_the_rows_they_have_alone(
     limit = together.limit
     if params:  # either may be as far from the exact rows as this
         limit = 2 * tolerance(together.path, flash_attn=True) * turn(together.path, pypcd.PCDConfig())
-    kinds = OWN if cache == "separate" else [*VIEWS, *OWN]
+    kinds = [*VIEWS, *OWN]
     own = [kinds[seq % len(kinds)] for seq in range(n)]
     for seq, setting in enumerate(own):
         assert set_seq(together, seq, None if setting is None else {**base, **setting}) == OK
@@ -137,7 +136,6 @@ def test_only_chosen_sequences_have_pcd_where_the_context_says_so(native: Native
 
 NOISE: Setting = {"cache": "shared", "perturbation": "noise", "offset_max": 5}
 NONE: Setting = {"perturbation": "none", "window": 8}
-SEPARATE: Setting = {"cache": "separate"}
 
 
 @pytest.mark.parametrize(
@@ -152,8 +150,6 @@ SEPARATE: Setting = {"cache": "separate"}
         ({"cache": "shared"}, {**NOISE, "offset_max": 0}, 'perturbation is "noise", the context\'s is "over-rotation"'),
         (NONE, {"window": 8}, 'perturbation is "over-rotation", the context\'s is "none"'),
         ({**NOISE, "seed": 0}, {**NOISE, "seed": 3}, "seed is 3, the context's is 0"),
-        (SEPARATE, {**SEPARATE, "window": 8}, "window, n_sink are 8, 4, the context's are 0, 4"),
-        (SEPARATE, NONE, 'cache is "rerotated", the context\'s is "separate"'),
     ],
     ids=str,
 )
@@ -308,10 +304,9 @@ def many(request: pytest.FixtureRequest, tiny: Tiny) -> Any:
 
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
-@pytest.mark.parametrize("cache", ["rerotated", "separate"])
-def test_an_index_of_a_row_means_what_llamas_means(cache: str, evaluation: str, native: Native) -> None:
+def test_an_index_of_a_row_means_what_llamas_means(evaluation: str, native: Native) -> None:
     """Negative ones count back over the outputs, also those of sequences that PCD is off for."""
-    context = native("llama", {"cache": cache, "evaluation": evaluation}, n_seq_max=3)
+    context = native("llama", {"evaluation": evaluation}, n_seq_max=3)
     assert set_seq(context, 0, None) == set_seq(context, 2, None) == OK
     batch = [(t, p, [s], p in (4, 9)) for s in range(3) for p, t in enumerate(text_of(s, 10))]
     assert decode_batch(context, batch) == 0
@@ -352,7 +347,7 @@ def attach() -> Any:
 HAS_ONE = "sequence 1 has a backend sampler, which bypasses the logits PCD works on; turn PCD off for this sequence"
 
 
-@pytest.mark.parametrize("base", [{}, {"cache": "separate", "evaluation": "alternate"}], ids=str)
+@pytest.mark.parametrize("base", [{}, {"evaluation": "alternate"}], ids=str)
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_a_sequence_with_pcd_goes_beside_one_with_a_backend_sampler(
     arch: str, base: Setting, native: Native, attach: Any

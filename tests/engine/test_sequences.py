@@ -1,46 +1,38 @@
-"""Several sequences in one context; the second keys, which twins see with cache="rerotated" (the first keys, turned), and the
-second stream, the keys and values that they have with cache="separate": when they are made again, and the memory that they take.
+"""Several sequences in one context; the second keys, which twins see with cache="rerotated" (the first keys, turned): when they are
+made again, and the memory that they take.
 
 Batches are passed to llama_decode directly."""
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from typing import Any
 
 import llama_cpp
-import numpy as np
 import pytest
 from batches import (
     EVALUATIONS,
     OK,
-    SHORT_SLIDING,
     Context,
     Native,
     Setting,
     check_row,
     decode_batch,
     decode_in,
-    same_rows,
     set_seq,
     turn_off,
     turn_on,
 )
-from conftest import SANITIZED, TOKENS, Tiny, close, run_python
+from conftest import SANITIZED, TOKENS, Tiny, run_python
 
 from pypcd.engine import _bindings as _native
-from pypcd.engine import _log
 
 # --- several sequences ---
 
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
-@pytest.mark.parametrize("cache", ["rerotated", "separate"])
-def test_a_sequence_that_gets_pcd_later_has_its_second_keys_or_stream_then(
-    cache: str, evaluation: str, native: Native
-) -> None:
-    setting = {"cache": cache, "evaluation": evaluation}
+def test_a_sequence_that_gets_pcd_later_has_its_second_keys_then(evaluation: str, native: Native) -> None:
+    setting = {"evaluation": evaluation}
     together, stock = native("llama", setting, n_seq_max=2), native("llama", n_seq_max=2)
     alone, texts = native("llama", setting), [TOKENS[:30], TOKENS[30:60]]
     assert set_seq(together, 1, None) == OK
@@ -53,108 +45,7 @@ def test_a_sequence_that_gets_pcd_later_has_its_second_keys_or_stream_then(
     check_row(together, stock, alone)
 
 
-# --- the second stream ---
-
-
-@pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize("seq", [None, 0], ids=["whole", "sequence"])
-def test_after_a_state_was_loaded_the_second_stream_needs_to_know_the_tokens(
-    seq: int | None, later: bool, native: Native
-) -> None:
-    """They are unknown, not 0; with PCD turned on before the state was loaded, and after."""
-    setting = {"cache": "separate"}
-    context, fresh, stock = native("llama", None if later else setting), native("llama", setting), native("llama")
-    decode_in((context, fresh, stock), TOKENS[:30])
-    context.restore(stock.save(seq), seq)
-    turn_on(context, setting)
-    _log.clear_errors()
-    assert context.decode(TOKENS[30:31]) == -1
-    assert "position 0 of sequence 0 again, but does not know its token" in _log.last_errors()
-    tokens = (ctypes.c_int32 * 30)(*TOKENS[:30])
-    assert _native.pcd_set_tokens(context.ctx, 1, tokens, 30) == 0  # another sequence
-    assert _native.pcd_set_tokens(context.ctx, 0, tokens, 30) == 30
-    decode_in((context, fresh, stock), TOKENS[30:31])
-    check_row(context, stock, fresh)
-    assert context.stats.n_caught_up == 30
-
-
-def test_a_row_that_needs_no_twin_has_a_second_stream_too(native: Native) -> None:
-    setting = {"cache": "separate", "relative_top": 1.0}
-    context, other = native("llama", setting), native("llama", {"cache": "separate"})
-    decode_in((context, other), TOKENS[:40])
-    for n in range(40, 50):
-        decode_in((context, other), TOKENS[n : n + 1])
-    stats = context.stats
-    assert (stats.n_twins, stats.n_skipped, stats.n_caught_up) == (11, 0, 0)
-    turn_on(context, {**setting, "relative_top": 0})
-    decode_in((context, other), TOKENS[50:51])
-    same_rows(context, other)
-    stats = context.stats
-    assert (stats.n_twins, stats.n_caught_up) == (12, 0)
-
-
-@pytest.mark.parametrize("moved", [True, False], ids=["shifted", "gap"])
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"evaluation": "fused"},
-        {"evaluation": "alternate"},
-        {"evaluation": "fused", "min_context": 42},
-        {"evaluation": "alternate", "min_context": 42},
-        {"evaluation": "alternate", "relative_top": 1.0},
-    ],
-    ids=str,
-)
-def test_the_second_stream_is_what_stock_makes_of_the_same_edits_at_its_frequencies(
-    setting: Setting, moved: bool, native: Native
-) -> None:
-    """Tokens that are taken out of a text have left their trace in the keys behind them: in L's and in L*'s."""
-    base, ratio = 2e5, 0.01
-    over = {"cache": "separate", "transition": "none", "base_ratio": ratio}
-    context = native("llama", {**over, **setting}, rope_freq_base=base)
-    plain, local = native("llama", rope_freq_base=base), native("llama", rope_freq_base=ratio * base)
-    each = (context, plain, local)
-    decode_in(each, TOKENS[:30])
-    decode_in(each, TOKENS[30:40], out=[])
-    for one in each:
-        assert llama_cpp.llama_memory_seq_rm(one.memory, 0, 5, 15)
-        if moved:
-            llama_cpp.llama_memory_seq_add(one.memory, 0, 15, -1, -10)
-    for n in range(40, 60):
-        decode_in(each, TOKENS[n : n + 1])
-    if "relative_top" in setting:
-        turn_on(context, over)
-    decode_in(each, TOKENS[60:61])
-    close(context.rows(), (plain.seen(), local.seen()), context.limit)
-    assert np.abs(plain.seen() - local.seen()).max() > 0.05
-
-
-def test_a_second_stream_is_not_made_up_where_a_short_cache_has_wrapped(native: Native) -> None:
-    """Once the text's end is removed its cells are in order again, but those before them are gone."""
-    context, tokens = native("gemma3", **SHORT_SLIDING), (TOKENS * 6)[:512]
-    for i in range(0, 512, 32):
-        decode_in([context], tokens[i : i + 32])
-    assert llama_cpp.llama_memory_seq_rm(context.memory, 0, 468, -1)
-    turn_on(context, {"cache": "separate"})
-    _log.clear_errors()
-    assert context.decode(tokens[468:469]) == -1
-    assert "sliding-window layers may have forgotten" in _log.last_errors()
-
-
-@pytest.mark.parametrize("evaluation", EVALUATIONS)
-def test_another_sequences_edits_cost_no_second_stream(evaluation: str, native: Native) -> None:
-    setting, params = {"cache": "separate", "evaluation": evaluation}, {"n_seq_max": 2, "swa_full": True}
-    context, alone = native("gemma3", setting, **params), native("gemma3", setting)
-    decode_in([context], TOKENS[:40], out=[])
-    decode_in([context], TOKENS[40:80], out=[], seq=1)
-    decode_in([alone], TOKENS[40:80], out=[])
-    llama_cpp.llama_memory_seq_rm(context.memory, 0, 30, -1)
-    decode_in([context], TOKENS[80:81], seq=1)
-    decode_in([alone], TOKENS[80:81])
-    same_rows(context, alone)
-
-
-@pytest.mark.parametrize("setting", [{}, {"cache": "separate"}, {"evaluation": "alternate"}], ids=str)
+@pytest.mark.parametrize("setting", [{}, {"evaluation": "alternate"}], ids=str)
 @pytest.mark.parametrize("n", [10, 20, 31])
 def test_a_batch_that_fits_a_short_cache_only_dealt_out_anew_has_the_rows_of_a_long_one(
     n: int, setting: Setting, native: Native
@@ -171,28 +62,6 @@ def test_a_batch_that_fits_a_short_cache_only_dealt_out_anew_has_the_rows_of_a_l
         decode_in([context], tokens[shared : shared + 15], out=[])
     decode_in((short, stock, full), tokens[shared + 15 : shared + 15 + n])
     check_row(short, stock, full)
-
-
-@pytest.mark.parametrize("arch", ["llama", "gemma3"])
-def test_a_picture_seen_as_a_whole_is_not_cut_into_parts(arch: str, native: Native) -> None:
-    """An image's patches attend to each other, so they and their twins must be in one micro-batch."""
-    setting, patches = {"cache": "separate"}, np.random.default_rng(4).standard_normal((12, 64)).astype(np.float32)
-    stock, roomy = native(arch), native(arch, setting, n_ubatch=32)
-    narrow = native(arch, setting, n_ubatch=16)
-    for context in (stock, roomy, narrow):
-        decode_in([context], TOKENS[:10])
-        llama_cpp.llama_set_causal_attn(context.ctx, False)
-    _log.clear_errors()
-    assert narrow.decode(patches, out=[]) == -1
-    assert "the 12 embeddings of this picture and their twins at once; create the context with n_ubatch = 24" in (
-        _log.last_errors()
-    )
-    assert narrow.span() == (0, 9)
-    decode_in((stock, roomy), patches, out=[])
-    for context in (stock, roomy):
-        llama_cpp.llama_set_causal_attn(context.ctx, True)
-    decode_in((stock, roomy), TOKENS[10:12])
-    close(roomy.rows()[0], stock.seen(), roomy.limit)
 
 
 SEQUENCES = {"n_seq_max": 4, "n_ctx": 1024, "n_batch": 1024, "n_ubatch": 64}
@@ -235,7 +104,7 @@ def test_what_is_no_part_of_the_table_derives_nothing(native: Native) -> None:
 
 
 def bytes_of(context: Context) -> tuple[int, int]:
-    """Of the second keys and values, and of the first."""
+    """Of the second keys, and of the first keys and values."""
     stats = context.stats
     return stats.second_bytes, stats.kv_bytes
 
@@ -249,16 +118,12 @@ def test_a_setting_keeps_what_it_needs_and_frees_the_rest(arch: str, native: Nat
     keys = bytes_of(context)[0]
     assert keys == (first if arch == "deepseek2" else first // 2)  # whose values are a part of its keys
     for setting, before_trim, after in (
-        ({"cache": "separate"}, first, first),
-        ({}, keys, keys),  # the second stream is lost, so its values are freed at once
         ({"alpha": 0.3}, keys, keys),
         ({"perturbation": "none", "window": 8}, keys, 0),
         ({}, keys, keys),
         ({"window": 8}, keys, keys),
         ({"type_k_over": "f16"}, keys // 2, keys // 2),
         ({"cache": "shared"}, keys // 2, 0),
-        ({"cache": "separate"}, first, first),
-        ({"cache": "shared"}, first, 0),
         ({}, keys, keys),
     ):
         turn_on(context, setting)
@@ -274,18 +139,16 @@ def test_a_setting_keeps_what_it_needs_and_frees_the_rest(arch: str, native: Nat
     assert bytes_of(context) == (0, first)
 
 
-@pytest.mark.parametrize("cache", ["rerotated", "separate"])
-def test_a_setting_in_between_costs_only_its_own_tokens(cache: str, native: Native) -> None:
-    context, fresh, stock = native("llama", {"cache": cache}), native("llama", {"cache": cache}), native("llama")
+def test_a_setting_in_between_costs_only_its_own_tokens(native: Native) -> None:
+    context, fresh, stock = native("llama", {}), native("llama", {}), native("llama")
     decode_in((context, fresh, stock), TOKENS[:40])
     for n, between in enumerate((None, {"cache": "shared"}, {"perturbation": "none", "window": 8, "alpha": 0.4})):
         turn_off(context) if between is None else turn_on(context, between)
         decode_in((context, fresh, stock), TOKENS[40 + 3 * n : 42 + 3 * n])
-        turn_on(context, {"cache": cache})
+        turn_on(context, {})
         decode_in((context, fresh, stock), TOKENS[42 + 3 * n : 43 + 3 * n])
         check_row(context, stock, fresh)
-    stats = context.stats
-    assert (stats.n_derived_cells, stats.n_caught_up) == ((6, 0) if cache == "rerotated" else (0, 6))
+    assert context.stats.n_derived_cells == 6
 
 
 def test_assigning_a_setting_frees_what_it_does_not_need(tiny: Tiny, load: Any) -> None:

@@ -95,10 +95,9 @@ def test_a_step_of_n_sequences_is_fused_and_its_graph_used_again(
 
 
 @pytest.mark.parametrize("limit", [1, 3, 7])
-@pytest.mark.parametrize("cache", ["rerotated", "separate"])
 @pytest.mark.parametrize("evaluation", [*EVALUATIONS, "auto"])
-def test_a_limit_of_outputs_holds_for_the_callers_own(evaluation: str, cache: str, limit: int, native: Native) -> None:
-    setting = {"evaluation": evaluation, "cache": cache}
+def test_a_limit_of_outputs_holds_for_the_callers_own(evaluation: str, limit: int, native: Native) -> None:
+    setting = {"evaluation": evaluation}
     limited, free = native("llama", setting, n_outputs_max=limit), native("llama", setting)
     for start, stop in ((0, 30), (30, 30 + limit), (30 + limit, 60)):
         out = range(stop - start - limit, stop - start)

@@ -208,6 +208,18 @@ def test_types_of_the_cache_are_methods_beside_the_usual_one(tmp_path: Path) -> 
                 assert answers[f"greedy+{method}"][i] == wanted
 
 
+def test_a_setting_of_the_stock_engine_is_a_method_beside_those_of_the_native_one(tmp_path: Path) -> None:
+    methods = ("pcd:paper:cache=separate", "pcd:blog")
+    plan = Plan("demo", ("kv-short",), methods, (300,), n=3, max_tokens=12)
+    outcome = evaluate(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 512})
+    assert outcome.refused == {} and len(outcome.records) == 9
+    with contextlib.closing(pypcd.Llama("demo", pcd="paper:cache=separate", engine="stock", n_ctx=512, **ONE)) as llm:
+        for i, sample in enumerate(task("kv-short").samples(3, 300, ModelTokenizer(llm), 0)):
+            text = sample.prompt.text + sample.prompt.answer_prefix
+            wanted = llm(text, max_tokens=12, temperature=0.0)["choices"][0]["text"]
+            assert outcome.records["kv-short", 300, i, methods[0]]["prediction"] == wanted
+
+
 def test_a_type_that_a_model_cannot_have_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     plan = Plan(str(tiny("llama", n_head=8)), ("kv-short",), ("greedy+kv:q8_0",), (400,), n=1, max_tokens=3)
     outcome = evaluate(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 1024})

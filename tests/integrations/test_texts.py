@@ -40,7 +40,6 @@ PAIRS: list[Pair] = [
 SETTINGS = [
     "paper:beta=1.5",
     "paper:cache=shared:beta=1.5",
-    "paper:cache=separate:beta=1.5",
     "paper:window=8:perturbation=none:beta=0.75:relative_top=0.3",
     "paper:adaptive=jsd:relative_top=0.1",
 ]
@@ -257,7 +256,7 @@ def answers(llm: pypcd.Llama, config: PCDConfig | None = None, n: int = 3, **kwa
 
 
 @pytest.mark.parametrize(
-    "setting", [None, "paper:beta=1.5", "window:window=4:beta=4", "paper:cache=separate:min_first_entropy=6.3", STOCK]
+    "setting", [None, "paper:beta=1.5", "window:window=4:beta=4", "paper:cache=shared:min_first_entropy=6.3", STOCK]
 )
 def test_answers_are_pypcd_llamas(setting: str | None, tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), False, n_seq_max=4)

@@ -123,7 +123,6 @@ SETTINGS: list[dict[str, Any]] = [
         "evaluation": "alternate",
     },
     {"cache": "shared", "relative_top": 0.05},
-    {"cache": "separate", "beta": 1.0},
 ]
 
 
@@ -138,7 +137,7 @@ def same(a: Any, b: Any, allowed: float) -> bool:
     return bool(a == b)
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=["window", "floors", "first", "shared", "separate"])
+@pytest.mark.parametrize("setting", SETTINGS, ids=["window", "floors", "first", "shared"])
 @pytest.mark.parametrize("name", CALLS)
 def test_what_one_shows_the_other_shows(name: str, setting: dict[str, Any], tiny: Tiny, load: Load) -> None:
     call, options = CALLS[name]

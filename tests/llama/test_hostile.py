@@ -121,7 +121,6 @@ def test_a_file_that_is_no_model_is_a_clear_error(tmp_path: Path, tiny: Tiny) ->
 UNSUPPORTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("gpt2", {}, {}, "'gpt2' has no rotary positions.*perturbation=\"none\" with a window"),
     ("mamba", {"perturbation": "none", "window": 8}, {}, "'mamba' has recurrent"),
-    ("lfm2", {"cache": "separate"}, {}, "'lfm2' has recurrent layers, and a second state"),
     ("llama", {}, {"embedding": True, "pooling_type": llama_cpp.LLAMA_POOLING_TYPE_MEAN}, "pools embeddings"),
     ("llama", {}, {"attention_type": llama_cpp.LLAMA_ATTENTION_TYPE_NON_CAUSAL}, "not causal"),
 ]

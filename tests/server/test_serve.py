@@ -260,7 +260,7 @@ def test_what_another_server_could_do_is_refused_with_a_sentence(server: Server)
     """What none could: test_serve_options.py."""
     for setting, word in (
         ({"alpha": 0.3}, "alpha is 0.3, this server's is 0.2; only `pypcd serve --pcd` can change it"),
-        ({"cache": "separate"}, 'cache is "separate", this server\'s is "rerotated"'),
+        ({"cache": "separate"}, 'cache="separate" is evaluated by the stock engine alone; '),
         ({"evaluation": "alternate"}, 'evaluation is "alternate", this server\'s is "fused"'),
         ("tuned.json", "a request cannot name a file"),
         ("blog", "`pypcd serve --pcd`"),

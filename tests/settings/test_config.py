@@ -29,7 +29,7 @@ configs = st.builds(
     gamma=st.integers(1, 2**31 - 1),
     base_ratio=st.floats(0, 1, exclude_min=True),
     relative_top=st.floats(0, 1),
-    cache=st.sampled_from(["shared", "separate"]),
+    cache=st.just("shared"),
     evaluation=st.sampled_from(get_args(fields.Evaluation)),
     transition=st.sampled_from(get_args(fields.Transition)),
     window=st.none() | st.integers(1, 2**31 - 1),
@@ -41,7 +41,7 @@ configs = st.builds(
     offset_min=st.integers(-(2**20), 0),
     offset_max=st.integers(0, 2**20),
     seed=st.integers(0, 2**31 - 1),
-)
+) | st.builds(PCDConfig, alpha=st.floats(0, 10), cache=st.sampled_from(get_args(fields.Cache)))
 
 
 def test_the_library_has_the_same_defaults() -> None:
@@ -143,7 +143,9 @@ def test_a_bad_value_is_refused_with_what_is_allowed(name: str) -> None:
     ("fields", "message"),
     [
         ({"offset_min": 1}, "offset_max is 0; allowed: an integer from 1 to 1048576"),
-        ({"perturbation": "noise"}, "cache is 'rerotated'.*allowed with noise: 'shared', 'separate'"),
+        ({"perturbation": "noise"}, "cache is 'rerotated'.*allowed with noise: 'shared'$"),
+        ({"perturbation": "noise", "cache": "separate"}, "cache is 'separate'.*allowed with noise: 'shared'$"),
+        ({"window": 20, "cache": "separate"}, 'window is 20.*allowed with it: None and perturbation="over-rotation"$'),
         ({"perturbation": "none"}, "set window"),
     ],
     ids=str,

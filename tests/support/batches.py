@@ -20,7 +20,7 @@ import pypcd
 from pypcd.engine import _bindings as _native
 from pypcd.engine._native import native_params
 
-CACHES, EVALUATIONS = ["rerotated", "shared", "separate"], ["fused", "alternate"]
+CACHES, EVALUATIONS = ["rerotated", "shared"], ["fused", "alternate"]
 OK = (_native.OK, "")
 Setting = dict[str, Any]
 Rows = tuple[np.ndarray, np.ndarray]
@@ -40,9 +40,6 @@ WAYS: dict[str, tuple[str, Setting, dict[str, Any]]] = {
     "alternate": ("llama", {"evaluation": "alternate"}, {}),
     "alternate-sliding": ("gemma3", {"evaluation": "alternate", "cache": "shared"}, {}),
     "sequential": ("gemma3", {}, {**SHORT_SLIDING, "n_ubatch": 1}),
-    "streams": ("llama", {"cache": "separate"}, {}),
-    "streams-in-parts": ("llama", {"cache": "separate"}, {"n_ubatch": 5}),
-    "streams-sliding": ("gemma3", {"cache": "separate"}, SHORT_SLIDING),
 }
 
 
