@@ -323,8 +323,8 @@ def test_whatever_is_done_rows_are_those_of_the_native_engine(
         assert config == theirs.pcd and ours.n_tokens == theirs.n_tokens
         if what != "eval" or not ours.n_tokens:
             continue
-        # second keys are turned by angles of float64 here, and of float32 there
-        local = limit * (turn(tiny("llama"), config) if config and config.cache == "rerotated" else 1)
+        # twins and second keys are turned once here, and twice there, by float32's angles
+        local = limit * (turn(tiny("llama"), config) if config else 1)
         close(native_row(ours), native_row(theirs), contrasted(local, config.beta if config else 0.0) + limit)
         if config is None:
             continue
