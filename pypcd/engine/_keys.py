@@ -84,7 +84,7 @@ class SecondKeys:
             table: an equal one means the same rho.
             twins: the sequence of each, and the positions in it.
         """
-        none, memory = np.zeros(0, np.int32), llama_cpp.llama_get_memory(self._ctx)
+        none = np.zeros(0, np.int32)
         try:
             self._orders = [
                 (
@@ -92,8 +92,7 @@ class SecondKeys:
                     positions_by_cell(self._ctx, seq, known, of_window=True) if self._slides else none,
                 )
                 for seq, parts in twins
-                # a text that was moved begins later; with a sliding window this is where the window begins
-                for first in [0 if self._slides else llama_cpp.llama_memory_seq_pos_min(memory, seq)]
+                for first in [self._first(seq)]
                 for known in [np.concatenate([np.arange(max(part.start, first), part.stop) for part in parts])]
             ]
         except UnsupportedError as error:
@@ -105,6 +104,13 @@ class SecondKeys:
         self._is_rotated, self._read, self._failed = False, None, None
         self._seen.clear()
         self._done.clear()
+
+    def _first(self, seq: int) -> int:
+        """The first position of a twin, whose text may have been moved; behind all if it is empty. With a sliding window nobody tells."""
+        memory = llama_cpp.llama_get_memory(self._ctx)
+        if llama_cpp.llama_memory_seq_pos_max(memory, seq) < 0:
+            return 2**31 - 1
+        return 0 if self._slides else int(llama_cpp.llama_memory_seq_pos_min(memory, seq))
 
     def end(self) -> None:
         for tensor, *had in self._given:

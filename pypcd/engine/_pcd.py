@@ -15,7 +15,8 @@ from pypcd.engine._model import is_recurrent, slides
 from pypcd.engine._native import Native, needs
 from pypcd.engine._rotation import watch_of
 from pypcd.engine._stock import Stock, n_twins
-from pypcd.errors import LibraryError
+from pypcd.engine._stock import needs as needs_native
+from pypcd.errors import LibraryError, UnsupportedError
 from pypcd.settings.config import PCDConfig
 from pypcd.settings.ranges import Choice, OrNone
 
@@ -48,10 +49,16 @@ def choose_engine(name: str | None, *settings: PCDConfig | None) -> str:
     Raises:
         ValueError: there is no such engine.
         LibraryError: the native one is asked for, and the library is another.
+        UnsupportedError: some of the settings need the one engine, and some the other.
     """
     name = _ENGINE("engine", name)
     if name is None:
-        return "stock" if library.why_stock() or any(setting and needs(setting) for setting in settings) else "native"
+        stock, native = ([what for one in settings if one and (what := of(one))] for of in (needs, needs_native))
+        if stock and native:
+            raise UnsupportedError(
+                f"{stock[0]} needs the stock engine and {native[0]} the native one; ask for them one by one"
+            )
+        return "stock" if library.why_stock() or stock else "native"
     if name == "native" and not is_native():
         raise LibraryError(only_native('engine="native"'))
     return name

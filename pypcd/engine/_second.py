@@ -90,6 +90,11 @@ class Second:
                 found[pos] = np.ctypeslib.as_array(row, shape=(self._n_vocab,)).copy()
         return 0, found
 
+    def forget(self, text: Sequence[int] | None) -> None:
+        """A text is gone (None: one that is not known), so what is held of it is not that of a later one."""
+        if text is None or [*text[: len(self._held)]] == self._held:
+            self._keep(0)
+
     def _keep(self, n: int) -> None:
         """Forget what is behind the first n tokens."""
         llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self.ctx), 0, n, -1)

@@ -374,6 +374,8 @@ class Stock:
             text = self._texts.get(one, [])
             if begin <= 0 and end < 0:
                 self._texts.pop(one, None)
+                if self._second is not None:
+                    self._second.forget(text)
             elif text is not None and 0 <= end < len(text):
                 self._texts[one] = None
             elif text is not None:

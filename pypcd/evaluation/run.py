@@ -288,15 +288,10 @@ class ModelTokenizer:
         return list(self.llm.tokenize(text.encode("utf-8", "replace"), special=False))
 
 
-def _own_context(method: Method) -> tuple[object, ...]:
+def _own_context(method: Method, engine: str | None) -> tuple[object, ...]:
     """What a method's context has that others lack: a micro-batch as large as a prompt, which takes much memory, the types of
     its cache, or another engine."""
-    return method.rows.whole_prompt, method.cache, _is_of_stock(method)
-
-
-def _is_of_stock(method: Method) -> bool:
-    """Whether only the engine "stock" runs it, and this process has another."""
-    return choose_engine(None, method.rows.pcd) != choose_engine(None)
+    return method.rows.whole_prompt, method.cache, choose_engine(engine, method.rows.pcd)
 
 
 class Worker:
@@ -313,15 +308,17 @@ class Worker:
         self.llm = Llama(plan.model, **settings)
         self.session = Session(self.llm)
         self.refused: dict[str, str] = {}
-        self._sessions = {_own_context(Method("")): self.session}
+        self._engine = options.get("engine")
+        self._sessions = {_own_context(Method(""), self._engine): self.session}
         for name, method in methods.items():  # some need a context of their own
-            own = _own_context(method)
+            own = _own_context(method, self._engine)
             try:
                 if own not in self._sessions:
                     batch = {"n_batch": n_ctx, "n_ubatch": n_ctx} if method.rows.whole_prompt else {}
                     types = method.cache.options if method.cache else {}
-                    engine = {"engine": "stock"} if _is_of_stock(method) else {}
-                    self._sessions[own] = Session(Llama(plan.model, **{**settings, **batch, **types, **engine}))
+                    self._sessions[own] = Session(
+                        Llama(plan.model, **{**settings, **batch, **types, "engine": own[-1]})
+                    )
             except (InputError, ModelError) as error:
                 why = f"it needs prompts in one micro-batch, here of {n_ctx} tokens: {error}"
                 self.refused[name] = why if method.rows.whole_prompt else str(error)
@@ -346,7 +343,7 @@ class Worker:
             session.llm.close()
 
     def _session(self, method: Method) -> Session:
-        return self._sessions[_own_context(method)]
+        return self._sessions[_own_context(method, self._engine)]
 
     def cell(self, name: str, length: int) -> tuple[list[Sample], tuple[Prompt, ...]]:
         """The questions of a cell, and its pool: other questions, for methods that need some."""

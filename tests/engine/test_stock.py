@@ -146,6 +146,14 @@ def test_second_keys_follow_forks_and_rewinds(n_ubatch: int, tiny: Tiny, load: L
         check_rows(llm, path, [*text, *other][:keep] + other[20:22])
 
 
+def test_second_keys_of_a_text_that_begins_later(tiny: Tiny, load: Load) -> None:
+    """Its distances are those of the same text at 0."""
+    llm, path = load(tiny("llama"), PAPER), tiny("llama")
+    for n in range(3):
+        assert engine.decode(llm, [(TOKENS[n], 50 + n, 0, True)])
+        check_rows(llm, path, TOKENS[: n + 1])
+
+
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_second_keys_follow_restored_states(is_whole: bool, tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), PAPER)
@@ -542,6 +550,30 @@ def test_a_second_context_is_opened_when_it_is_needed_and_closed_when_it_is_not(
     close(llm.pcd_logits().local, local, 3 * tolerance(tiny("llama"), f16=True))
 
 
+def test_a_second_context_holds_no_text_that_is_gone(tiny: Tiny, load: Load) -> None:
+    """What a text answers does not depend on what was asked before, and it takes as long."""
+    llm = load(tiny("llama"), SEPARATE)
+    caught_up = []
+    for _ in range(3):
+        llm.reset()
+        llm.eval(TOKENS[:PROMPT])
+        caught_up.append(llm.pcd_stats().n_caught_up)
+    llm.n_tokens = 30
+    llm.eval(TOKENS[30:PROMPT])
+    assert caught_up == [PROMPT - 1, 2 * (PROMPT - 1), 3 * (PROMPT - 1)]
+    assert llm.pcd_stats().n_caught_up == caught_up[-1], "what comes again behind its beginning is held still"
+
+
+def test_settings_of_two_engines_are_not_asked_of_one() -> None:
+    separate, noise = (pypcd.PCDConfig.resolve(name) for name in ("paper:cache=separate", "blog"))
+    if engine.choose_engine(None) == "native":
+        assert engine.choose_engine(None, None, separate) == "stock" and engine.choose_engine(None, noise) == "native"
+    with pytest.raises(
+        pypcd.UnsupportedError, match='cache="separate" needs the stock engine and perturbation="noise" the native one'
+    ):
+        engine.choose_engine(None, noise, separate)
+
+
 @pytest.mark.parametrize("deed", ["shift", "state"])
 def test_a_text_that_is_not_known_has_no_second_evaluation(deed: str, tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), SEPARATE)
@@ -622,7 +654,8 @@ def test_over_rotation_on_every_architecture_of_llama_cpp(file: str, setting: di
         try:
             wanted = arch_checks.ORACLES[setting["cache"]](model, text, 1e-4)
         except arch_checks.Failed as error:
-            assert "asserts its base" in str(error) and effect > 0  # of DeepSeek-OCR, so nobody can say what is right
+            # of this one no model with another base can be opened, so nobody can say what is right
+            assert file.startswith("deepseek2-ocr") and "asserts its base" in str(error) and effect > 0
             return
         close(ours.local, wanted, 0.01 * effect)
 
