@@ -46,11 +46,12 @@ def main(words: Sequence[str]) -> int:
         args.task = args.task or ",".join(paper.tasks)
         args.method = args.method or ",".join(paper.methods)
         args.length = args.length or ",".join(map(str, paper.lengths))
-    if args.method and (":base=" in args.method):
-        base = read_gguf(resolve_model(args.model)).shape.rope_freq_base
-        args.method = re.sub(r":base=([^:,]+)", lambda found: f":base_ratio={float(found[1]) / base:g}", args.method)
 
     def run() -> int:
+        if args.method and ":base=" in args.method:
+            base = read_gguf(resolve_model(args.model)).shape.rope_freq_base
+            ratio = lambda found: f":base_ratio={float(found[1]) / base:g}"
+            args.method = re.sub(r":base=(\d+(?:\.\d*)?(?:e\d+)?)(?=[:,]|$)", ratio, args.method)
         status = product.run(args)
         out, plan = Directory(product.folder(args)), product.plan_of(args)
         if importlib.util.find_spec("matplotlib") and len(plan.methods) > 1:

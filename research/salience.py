@@ -288,7 +288,7 @@ def run(args: argparse.Namespace) -> int:
 
     # tokens besides the prompt: its answer, and what a model may write before that
     n_ctx = max(lengths) * (2 if chosen.may_exceed else 1) + 64
-    llm = _loading.open_model(args.model, n_ctx=n_ctx, **_options.machine_options(args))
+    llm = _loading.open_model(args.model, setting, n_ctx=n_ctx, **_options.machine_options(args))
     llm.check_pcd(setting)
 
     tokenizer = ModelTokenizer(llm, chat=args.chat)

@@ -29,8 +29,7 @@ def load_model(args: argparse.Namespace) -> pypcd.Llama:
     config = _options.pcd_setting(setting, args.model)  # raise errors before the slow part
     if args.verbose:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    options = {"engine": engine.choose_engine(None, config), **_options.machine_options(args)}
-    llm = open_model(args.model, n_ctx=args.n_ctx, verbose=args.verbose, **options)
+    llm = open_model(args.model, config, n_ctx=args.n_ctx, verbose=args.verbose, **_options.machine_options(args))
     refusal = engine.pcd_refusal(llm, config)
     if refusal is not None:
         raise UnsupportedError(f"PCD cannot run here: {refusal}")
@@ -43,13 +42,13 @@ def open_for(
 ) -> pypcd.Llama:
     """The model, with what the methods need to answer the prompts."""
     options = _options.machine_options(args)
-    options["engine"] = engine.choose_engine(None, *(method.rows.pcd for method in methods))
     if any(method.rows.whole_prompt for method in methods):  # a token has a byte at least
         sizes = (
             sum(len(piece.text.encode()) for _, message in prompt.turns for piece in message) for prompt in prompts
         )
         options["n_batch"] = options["n_ubatch"] = max(sizes) + 1024
-    return open_model(args.model, n_ctx=n_ctx, n_seq_max=max(method.n_sequences for method in methods), **options)
+    settings, n_seq_max = (method.rows.pcd for method in methods), max(method.n_sequences for method in methods)
+    return open_model(args.model, *settings, n_ctx=n_ctx, n_seq_max=n_seq_max, **options)
 
 
 def read(given: Sequence[str | os.PathLike[str]]) -> tuple[list[Document], str]:
@@ -58,12 +57,14 @@ def read(given: Sequence[str | os.PathLike[str]]) -> tuple[list[Document], str]:
         return read_files(given)
 
 
-def open_model(path: str, **options: Any) -> pypcd.Llama:
-    """pypcd.Llama, with a progress bar if loading takes long.
+def open_model(path: str, *settings: pypcd.PCDConfig | None, **options: Any) -> pypcd.Llama:
+    """pypcd.Llama with PCD off, in the engine that these settings need, with a progress bar if loading takes long.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed meanwhile.
+        UnsupportedError: as engine.choose_engine().
     """
+    options["engine"] = engine.choose_engine(None, *settings)
     bar = _terminal.Bar(100, "loading", unit="%", enabled=not options.get("verbose"))
     with bar, _terminal.interruptible() as stopped:
 

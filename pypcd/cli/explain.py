@@ -14,7 +14,7 @@ from pypcd.cli.eval import DEFAULT_N
 from pypcd.cli.generate import read_prompt
 from pypcd.decode import Session
 from pypcd.decode.vocabulary import END, Vocabulary
-from pypcd.engine import Change, choose_engine
+from pypcd.engine import Change
 from pypcd.errors import InputError
 from pypcd.evaluation import ModelTokenizer, task
 from pypcd.evaluation.tasks.sample import Task
@@ -58,8 +58,7 @@ def asked(args: argparse.Namespace) -> tuple[Llama, PCDConfig, list[int], str | 
         raise InputError("--pcd is off, so there is nothing to explain; allowed: on, a preset, or values")
     question = None if args.question is None else _question(args.question)
     prompt, gold = Prompt() if question else Prompt(after=_text(args)), args.gold
-    options = {"engine": choose_engine(None, setting), **_options.machine_options(args)}
-    llm = _loading.open_model(args.model, n_ctx=args.n_ctx, **options)
+    llm = _loading.open_model(args.model, setting, n_ctx=args.n_ctx, **_options.machine_options(args))
     llm.check_pcd(setting)
     if question:
         made, n, length, index = question

@@ -152,7 +152,7 @@ class Rotation:
             node = Tensor.from_address(tensor)
             key = ggml().ggml_backend_buffer_get_type(node.buffer), _name(own), node.op_params[1] // 2
             if key not in self._tables:
-                self._tables[key] = self._make_table(key[0], own, key[2])
+                self._tables[key] = self._make_table(own, *key)
                 self._write(*self._tables[key])
             node.src[2] = self._tables[key][0]
         except Exception as error:  # noqa: BLE001  it cannot pass through the library
@@ -162,8 +162,8 @@ class Rotation:
         factors = own if self._rho is None else (own / self._rho(2 * len(own))).astype(np.float32)
         ggml().ggml_backend_tensor_set(address, factors.ctypes.data, 0, factors.nbytes)
 
-    def _make_table(self, kind: int, own: int, n: int) -> tuple[int, Factors]:
-        name, factors = _name(own), np.ones(n, np.float32)
+    def _make_table(self, own: int, kind: int, name: bytes, n: int) -> tuple[int, Factors]:
+        factors = np.ones(n, np.float32)
         if own and (name, n) not in self._own:
             if Tensor.from_address(own).type != _F32:
                 raise UnsupportedError(_UNREAD)

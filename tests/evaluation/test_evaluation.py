@@ -215,8 +215,7 @@ def test_a_setting_of_the_stock_engine_is_a_method_beside_those_of_the_native_on
     assert outcome.refused == {} and len(outcome.records) == 9
     with contextlib.closing(pypcd.Llama("demo", pcd="paper:cache=separate", engine="stock", n_ctx=512, **ONE)) as llm:
         for i, sample in enumerate(task("kv-short").samples(3, 300, ModelTokenizer(llm), 0)):
-            text = sample.prompt.text + sample.prompt.answer_prefix
-            wanted = llm(text, max_tokens=12, temperature=0.0)["choices"][0]["text"]
+            wanted = llm(sample.prompt.begun, max_tokens=12, temperature=0.0)["choices"][0]["text"]
             assert outcome.records["kv-short", 300, i, methods[0]]["prediction"] == wanted
 
 

@@ -26,8 +26,8 @@ OFFICIAL = "Extract the value corresponding to the specified key in the JSON obj
 def test_the_prompt_is_infinitebenchs(kv: KV) -> None:
     assert KV_OFFICIAL.max_tokens == 50
     for sample in kv.questions(3, 20):
-        context, key = _asked(sample.prompt.text + sample.prompt.answer_prefix)
-        assert sample.prompt.text + sample.prompt.answer_prefix == (
+        context, key = _asked(sample.prompt.begun)
+        assert sample.prompt.begun == (
             f'{OFFICIAL}\n\nJSON data:\n{context}\n\n\nKey: "{key}"\nThe value associated with the specified key is: '
         )
         assert sample.prompt.answer_prefix.startswith("The value") and not sample.prompt.shots

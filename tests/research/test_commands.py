@@ -53,6 +53,10 @@ def test_plot_decay_prints_the_claims_and_writes_what_it_draws(capsys, tmp_path)
 QUICK = ("salience", "demo", "--length=96,160", "--n=4", "--threads=1")
 
 
+def test_salience_takes_a_setting_of_the_stock_engine(capsys) -> None:
+    assert "PCD paper:cache=separate" in run(capsys, *QUICK, "--pcd=paper:cache=separate")
+
+
 def test_salience_prints_and_writes_the_same_figures(capsys, tmp_path) -> None:
     pytest.importorskip("matplotlib")
     text = run(capsys, *QUICK, "--out", str(tmp_path), "--format=svg")

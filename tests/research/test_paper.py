@@ -171,3 +171,9 @@ def test_a_base_stands_for_its_share_of_the_models(monkeypatch: pytest.MonkeyPat
     with pytest.raises(SystemExit):
         research_eval.main([str(tiny("llama")), "--method", methods])
     assert asked == ["pcd:paper:base_ratio=0.05,replay,pcd:paper:base_ratio=0.2:beta=1,pcd:paper:base_ratio=0.3"]
+
+
+def test_a_base_that_is_no_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for word, said in (("demo", "base"), ("no.gguf", "no.gguf")):
+        assert research_eval.main([word, "--method", "pcd:paper:base=x", "--threads", "1"]) == 2
+        assert said in capsys.readouterr().err

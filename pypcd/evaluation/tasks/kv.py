@@ -53,15 +53,15 @@ class KV(Sized):
     def question(self, i: int, pairs: Sequence[tuple[str, str]], at: int) -> Sample:
         """Question i, for the value of one of the pairs."""
         key, value = pairs[at]
+        # begun for the model: an instruct model writes it in longer words, and its answer is cut off
         begun = "The value associated with the specified key is: "
+        after, begun = (begun + self.after, "") if self.after else ("", begun)
         prompt = Prompt(
             before=self.before + "JSON data:\n{",
             segments=tuple(f'"{k}": "{v}"' for k, v in pairs),
             joiner=", ",
-            after=f'}}\n\n\nKey: "{key}"\n' + (begun + self.after if self.after else ""),
-            answer_prefix=""
-            if self.after
-            else begun,  # an instruct model writes it in longer words, and its answer is cut off
+            after=f'}}\n\n\nKey: "{key}"\n{after}',
+            answer_prefix=begun,
         )
         return Sample(i, prompt, (value,), at / max(len(pairs) - 1, 1), {"nearest": pairs[-1][1]})
 
