@@ -34,7 +34,6 @@ COMMANDS = {
     "compare": "answer your own questions by several methods, side by side",
     "probe": "find the heads of a model that look passages up",
     "cache": "list documents that were read before, or forget them",
-    "explain": "show each token's candidates before and after the contrast",
     "info": "show the library, the machine and what PCD does to a model",
     "bench": "time plain decoding and PCD side by side",
     "eval": "measure decoding methods on long-context tasks",
@@ -47,7 +46,7 @@ _LEFT = "left the package; in a clone of its repository: python -m research"
 
 # what was a command, or an option of one, and what there is instead
 _MOVED = {
-    **{name: f"{_LEFT}.{name}" for name in ("salience", "plot", "spectrum")},
+    **{name: f"{_LEFT}.{name}" for name in ("explain", "salience", "plot", "spectrum")},
     "nocache": "left the package; commit f5c5ab6 compares PCD with the KV cache and without it",
     "lab": f"{_LEFT}.NAME, with salience, plot or spectrum for NAME",
     "--paper": f"{_LEFT}.eval MODEL --paper TABLE",
@@ -57,8 +56,6 @@ _MOVED = {
     "--all": "left the package; name the methods with --method",
     "--question": "is written without its name: pypcd demo K",
     **dict.fromkeys(("--n", "--pcd"), "left pypcd demo; pypcd eval demo measures, with --n and --method pcd:SETTING"),
-    "--picture": f"{_LEFT}.one_answer MODEL --out FILE",
-    "--html": "left the package; --json has all of it, and the page of 'pypcd serve' shows tokens with their candidates",
 }
 
 
@@ -171,7 +168,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         args.server_options = of_server
     if unknown and name is not None:
         command, word = commands[name], unknown[0].partition("=")[0]
-        if name in ("eval", "tune", "bench", "demo", "explain") and word in _MOVED:
+        if name in ("eval", "tune", "bench", "demo") and word in _MOVED:
             command.error(f"{word} {_MOVED[word]}")
         if not word.startswith("-"):
             command.error(f"unexpected argument {unknown[0]!r}")
