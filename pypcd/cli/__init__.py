@@ -10,9 +10,8 @@ import argparse
 import importlib
 import os
 import sys
-import textwrap
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from pypcd import __version__
@@ -39,7 +38,6 @@ COMMANDS = {
     "eval": "measure decoding methods on long-context tasks",
     "tune": "find the PCD setting that helps a model and harms nothing",
     "demo": "print a question that the included model can answer",
-    "completion": "print the script that completes pypcd's options in your shell",
 }
 
 _LEFT = "left the package; in a clone of its repository: python -m research"
@@ -48,7 +46,7 @@ _LEFT = "left the package; in a clone of its repository: python -m research"
 _MOVED = {
     **{name: f"{_LEFT}.{name}" for name in ("explain", "salience", "plot", "spectrum")},
     "nocache": "left the package; commit f5c5ab6 compares PCD with the KV cache and without it",
-    "lab": f"{_LEFT}.NAME, with salience, plot or spectrum for NAME",
+    "completion": "left the package; commit 2e7ce90 makes the script",
     "--paper": f"{_LEFT}.eval MODEL --paper TABLE",
     "--graph": "left the package; commit 7d6ac68 counts graphs and the host's time",
     "--sequences": "left the package; one text is measured at a time",
@@ -68,32 +66,20 @@ def make_parser(commands: Collection[str]) -> tuple[argparse.ArgumentParser, dic
     parser = argparse.ArgumentParser(
         prog="pypcd",
         usage="pypcd [-h] [--version] COMMAND ...",
-        description=f"Better answers from long prompts: replay, and\nPositional Contrastive Decoding (PCD).\n\ncommands:\n{_listed(COMMANDS)}",
+        description="Better answers from long prompts: replay, and Positional Contrastive Decoding (PCD).",
         epilog="'pypcd COMMAND --help' lists a command's options.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,  # the usage line has both options
     )
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"pypcd {__version__}", help=argparse.SUPPRESS)
-    subparsers = parser.add_subparsers(prog="pypcd", metavar="COMMAND", required=True, help=argparse.SUPPRESS)
-    return parser, {name: _add(subparsers, name, text, commands) for name, text in COMMANDS.items()}
-
-
-def _listed(commands: Mapping[str, str]) -> str:
-    """Commands and what they do, in the columns of the terminal."""
-    first = max(map(len, commands)) + 4
-    room = max(_terminal.width() - first, 16)
-    lines = {name: textwrap.wrap(text, room, break_on_hyphens=False) for name, text in commands.items()}
-    return "\n".join(f"  {name:<{first - 2}}" + f"\n{' ' * first}".join(text) for name, text in lines.items())
-
-
-def _add(subparsers: Any, name: str, text: str, commands: Collection[str]) -> argparse.ArgumentParser:
-    parser = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-    if name in commands:
-        module = module_of(name)
-        module.add_arguments(parser)
-        parser.set_defaults(run=module.run)
-    return parser
+    subparsers = parser.add_subparsers(title="commands", prog="pypcd", metavar="COMMAND [...]", required=True)
+    for name, text in COMMANDS.items():
+        command = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        if name in commands:
+            module = module_of(name)
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    return parser, subparsers.choices
 
 
 def module_of(name: str) -> Any:
@@ -160,15 +146,14 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         if name in _MOVED:
             parser.error(f"'pypcd {name}' {_MOVED[name]}")
         parser.error(f"there is no command {name!r}{did_you_mean(name, COMMANDS)}; the commands: {', '.join(COMMANDS)}")
-    own, of_server = argv, []
-    if name is not None and "--" in argv and commands[name].get_default("server_options") is not None:
+    own, of_server = argv, list[str]()
+    if name == "serve" and "--" in argv:
         own, of_server = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
     args, unknown = parser.parse_known_args(own)
-    if of_server:
-        args.server_options = of_server
+    args.server_options = of_server
     if unknown and name is not None:
         command, word = commands[name], unknown[0].partition("=")[0]
-        if name in ("eval", "tune", "bench", "demo") and word in _MOVED:
+        if word in _MOVED:
             command.error(f"{word} {_MOVED[word]}")
         if not word.startswith("-"):
             command.error(f"unexpected argument {unknown[0]!r}")

@@ -30,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'A request chooses with "pcd": true, false, a preset or values in its body, or by its model: NAME:pcd, '
         "NAME:pcd-unsure. See docs/serve.md. Ctrl-C ends the server."
     )
-    parser.set_defaults(server_options=[])
     add = parser.add_argument
     add(
         "--pcd",

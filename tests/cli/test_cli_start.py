@@ -1,22 +1,18 @@
-"""How a command starts: its imports, help, what is said of a mistake, and shell completion."""
+"""How a command starts: its imports, help, and what is said of a mistake."""
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import llama_cpp
 import pytest
 from conftest import run_python
 
-from pypcd.cli import COMMANDS, main, make_parser
+from pypcd.cli import COMMANDS, main
 
-HEAVY = {"llama_cpp", "numpy", "gguf", "jinja2", "rich", "prompt_toolkit", "shtab", "pypcd.llama"}
+HEAVY = {"llama_cpp", "numpy", "gguf", "jinja2", "rich", "prompt_toolkit", "pypcd.llama"}
 MODULES = """if True:
     import sys
     import pypcd
@@ -64,10 +60,7 @@ def test_only_the_chosen_command_is_imported(command: str) -> None:
             ["salience", "m.gguf"],
             "'pypcd salience' left the package; in a clone of its repository: python -m research.salience",
         ),
-        (
-            ["lab", "plot", "decay"],
-            "'pypcd lab' left the package; in a clone of its repository: python -m research.NAME",
-        ),
+        (["completion", "bash"], "'pypcd completion' left the package; commit 2e7ce90 makes the script"),
         (
             ["eval", "m.gguf", "--paper", "table1"],
             "--paper left the package; in a clone of its repository: python -m research.eval",
@@ -146,7 +139,7 @@ def test_help_fits_a_screen_and_any_encoding(
     assert text.startswith("usage: pypcd") and text.isascii()
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
     if not command:  # each command is one line
-        first = lines.index("commands:") + 1
+        first = lines.index("commands:") + 2
         assert [line.split()[0] for line in lines[first : first + len(COMMANDS)]] == list(COMMANDS)
 
 
@@ -166,65 +159,3 @@ def test_a_method_of_research_is_named_with_its_program() -> None:
     done = run_python(code)
     said = " ".join(done.stderr.split())
     assert "no method 'segr'" in said and "python -m research.eval, in a clone of pypcd's repository, has those" in said
-
-
-# -- completion ------------------------------------------------------------------------------------------------------
-
-
-def script(shell: str) -> str:
-    command = [sys.executable, "-m", "pypcd", "completion", shell]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-
-
-@pytest.fixture(scope="module")
-def bash(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("bash") / "pypcd"
-    path.write_text(script("bash"))
-    return path
-
-
-def options() -> dict[str, set[str]]:
-    """The options that each command's help shows."""
-    _, commands = make_parser(COMMANDS)
-    shown = {name: [a for a in sub._actions if a.help != argparse.SUPPRESS] for name, sub in commands.items()}
-    return {name: {option for a in actions for option in a.option_strings} for name, actions in shown.items()}
-
-
-def completed(bash: Path, folder: Path, line: str) -> list[str]:
-    """The completions that bash itself offers for the last word of a line."""
-    words = line.split(" ")
-    quoted = " ".join(f'"{word}"' for word in words)
-    code = f"""
-        source "{bash}"
-        function_name=$(complete -p pypcd | sed 's/.*-F \\([^ ]*\\).*/\\1/')
-        COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; COMP_LINE="{line}"; COMP_POINT=${{#COMP_LINE}}
-        $function_name pypcd "{words[-1]}" "{words[-2]}"
-        printf '%s\\n' "${{COMPREPLY[@]}}"
-    """
-    run = ["bash", "--norc", "--noprofile", "-c", code]
-    done = subprocess.run(run, capture_output=True, text=True, cwd=folder, timeout=60, check=False)
-    assert not done.stderr, done.stderr
-    return [word.strip() for word in done.stdout.splitlines() if word.strip()]
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_completes_commands_options_and_models(bash: Path, tmp_path: Path) -> None:
-    subprocess.run(["bash", "-n", str(bash)], check=True)
-    assert set(completed(bash, tmp_path, "pypcd ")) == set(COMMANDS)
-    assert completed(bash, tmp_path, "pypcd ch") == ["chat"]
-    for command, names in options().items():
-        assert set(completed(bash, tmp_path, f"pypcd {command} -")) >= names, command
-    (tmp_path / "m.gguf").write_text("")
-    (tmp_path / "notes.txt").write_text("")
-    assert completed(bash, tmp_path, "pypcd chat ") == ["m.gguf"]
-    assert set(completed(bash, tmp_path, "pypcd answer m.gguf --context ")) == {"m.gguf", "notes.txt"}
-    assert completed(bash, tmp_path, "pypcd bench m.gguf --flash-attn o") == ["on", "off"]
-
-
-def test_the_zsh_script_has_all_commands_and_options() -> None:
-    text = script("zsh")
-    assert text.startswith("#compdef pypcd")
-    for command, names in options().items():
-        assert f"\n    {command.rpartition(' ')[2]}:'" in text and all(name in text for name in names)
-    if zsh := shutil.which("zsh"):
-        subprocess.run([zsh, "-n", "/dev/stdin"], input=text, text=True, check=True)
