@@ -170,18 +170,6 @@ def test_the_list_cuts_no_name_in_two(capsys: pytest.CaptureFixture[str]) -> Non
     assert set(TASKS) | set(decode.names()) <= words
 
 
-def test_types_of_the_cache_are_asked_beside_f16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["eval", "demo", "--threads=1", "--length=200", "--n=2", "--max-tokens=4", "--json"]
-    assert main([*command, "--type-k=q8_0,q4_0", "--type-v=f16,q8_0", f"--out={tmp_path / 'a'}"]) == 0
-    plan = json.loads(capsys.readouterr().out)["plan"]
-    pairs = ["q8_0:f16", "q8_0:q8_0", "q4_0:f16", "q4_0:q8_0"]
-    assert plan["methods"] == ["greedy", *(f"greedy+kv:{pair}" for pair in pairs)]
-    assert main([*command, "--type-v=q8_0", "--method=pcd:window", f"--out={tmp_path / 'b'}"]) == 0
-    assert json.loads(capsys.readouterr().out)["plan"]["methods"] == ["greedy", "pcd:window", "pcd:window+kv:f16:q8_0"]
-    assert main([*command, "--type-k=q9", f"--out={tmp_path / 'c'}"]) == 2
-    assert "k is 'q9'" in capsys.readouterr().err
-
-
 def test_who_measures_an_instruct_model_without_its_template_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

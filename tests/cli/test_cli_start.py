@@ -66,6 +66,7 @@ def test_only_the_chosen_command_is_imported(command: str) -> None:
             "--paper left the package; in a clone of its repository: python -m research.eval",
         ),
         (["explain", "demo"], "in a clone of its repository: python -m research.explain"),
+        (["eval", "m.gguf", "--type-k=q8_0"], "--type-k is a part of a method now: --method greedy+kv:q8_0:q8_0"),
         (["demo", "--question"], "pypcd demo K"),
         (["demo", "--pcd=window"], "pypcd eval demo measures"),
         (["demo", "--n=3"], "--n"),
