@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _wait(server: Server, stopped: Callable[[], bool], *, enabled: bool) -> bool:
     """Server.wait_until_ready() with a progress bar."""
-    bar = _terminal.Bar(100, "loading", unit="%", enabled=enabled)
+    bar = _terminal.Bar(100, "loading", enabled=enabled)
 
     def waiting() -> bool:
         bar.update(server.loaded - bar.n)

@@ -116,17 +116,6 @@ def test_a_cut_saves_twins_and_an_answer_that_is_contrasted_is_what_is_timed(mod
     assert [row.twins for row in rows] == [0, 1, 0]
 
 
-def test_a_text_fills_the_cache(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "text.txt"
-    options = ["bench", str(model), "--length", "64", "--method", "pcd:window", *QUICK, "--text"]
-    for text, status in (("some words", 0), ("", 2)):
-        path.write_text(text)
-        assert main([*options, str(path)]) == status
-        out, err = capsys.readouterr()
-        assert ("window" in out) == bool(text) == (str(path) not in err)
-    assert main([*options, str(tmp_path / "none.txt")]) == 2
-
-
 def test_methods_are_settings() -> None:
     names = ["pcd:cautious", "pcd:paper:cache=separate:type_k_over=q8_0"]
     methods = methods_for(names)
