@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pypcd.cli._text import Flow, clean, wrap
@@ -57,23 +57,6 @@ def write(text: str) -> None:
     """Part of a result, at once. A pipe gets it as it is, a terminal cleaned."""
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-class Printer:
-    """Writes a result that comes in pieces: a terminal gets it broken between words, a pipe as it is."""
-
-    def __init__(self) -> None:
-        self._flow = Flow(width()) if sys.stdout.isatty() else None
-
-    def write(self, piece: str) -> None:
-        if self._flow is not None:
-            self._flow.columns = width()  # the window may have changed
-            piece = self._flow.feed(piece)
-        write(piece)
-
-    def end(self) -> None:
-        """What is held back of the last word, and the end of its line."""
-        write(("" if self._flow is None else self._flow.end()) + "\n")
 
 
 def note(text: str) -> None:
@@ -203,6 +186,31 @@ class Bar:
 
     def __exit__(self, *_: object) -> None:
         self.end()
+
+
+def write_pieces(pieces: Iterable[str], what: str, *, unseen: bool = False) -> None:
+    """A result that comes in pieces: a terminal gets it broken between words, a pipe as it is. Until something is seen of it, a bar says
+    what is done.
+
+    Args:
+        unseen: it is not written.
+    """
+    flow = Flow(width()) if sys.stdout.isatty() else None
+    begun = False
+    with Bar(None, what) as bar:
+        try:
+            for piece in pieces:
+                if unseen or flow is None:
+                    bar.update()
+                else:
+                    bar.end()
+                    flow.columns = width()  # the window may have changed
+                if not unseen:
+                    write(piece if flow is None else flow.feed(piece))
+                    begun = True
+        finally:
+            if begun:
+                write(("" if flow is None else flow.end()) + "\n")
 
 
 def show_reading(n: int, total: int) -> None:

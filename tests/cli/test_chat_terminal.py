@@ -285,6 +285,7 @@ def test_a_line_that_is_said_stands_alone_and_the_bar_goes_on(monkeypatch: pytes
 
 def test_a_chat_moves_until_the_first_word(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
 
     def answer(stopped: object) -> Iterator[str]:
         seen.wait(lambda line: "answering" in line)
