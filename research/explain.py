@@ -26,7 +26,7 @@ from pypcd.evaluation import ModelTokenizer, task
 from pypcd.evaluation.tasks.sample import Task
 from pypcd.prompt import Prompt, prompt_tokens
 from pypcd.settings.formula import log_softmax, rank
-from pypcd.settings.ranges import Integer
+from pypcd.settings.ranges import Integer, literal
 from research.command import command
 
 LEGEND = "> chosen   L: the model   L*: local-aware   PCD: after the contrast"
@@ -211,7 +211,7 @@ def _question(text: str) -> tuple[Task, int, int, int]:
     made = task(name)
     n = min(DEFAULT_N, made.n_questions or DEFAULT_N)
     [length] = _options.lengths(numbers[0], "--question")
-    [index] = _options.integers("--question", numbers[1], Integer(0, n - 1), "0")
+    index = Integer(0, n - 1)(f"--question {text}: the index", literal(numbers[1]))
     return made, n, length, index
 
 

@@ -82,6 +82,7 @@ def note_failure(method: Method, error: PCDError | InputError) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    args.read = ask.read_of(args.read)
     methods = methods_of(args, DEFAULT_METHODS)
     question = read_prompt(args.prompt)
     documents, left_out = _loading.read(args.context)

@@ -294,6 +294,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    args.read = ask.read_of(args.read)
     sampling = _options.sampling_from(args)
     if args.prompt is not None and not args.prompt.strip():
         raise InputError("the prompt is empty")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from pypcd import PCDAnswer, files
-from pypcd.ask import Answer, prompt_of
+from pypcd.ask import Answer, prompt_of, read_of
 from pypcd.cli import _figures, _loading, _options, _table, _terminal
 from pypcd.cli._text import sentence, wrap
 from pypcd.cli.answer import add_methods, answer, methods_of, note_failure
@@ -109,6 +109,7 @@ def _question(made: object, folder: pathlib.Path) -> Question:
 
 
 def run(args: argparse.Namespace) -> int:
+    args.read = read_of(args.read)
     questions = read_questions(args.questions)
     for left_out in dict.fromkeys(question.left_out for question in questions if question.left_out):
         _terminal.note(left_out)
