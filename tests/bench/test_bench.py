@@ -188,52 +188,35 @@ def test_the_table_is_readable_in_80_columns(
     assert greedy[2] == "1.00x"
 
 
-def test_a_setting_of_the_stock_engine_is_measured_there(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name = "pcd:paper:cache=separate"
-    options = ["bench", str(model), "--length", "16", "--method", name, *QUICK]
-    assert main(options) == 0
-    out, err = capsys.readouterr()
-    assert name not in out and f"{name} runs in the stock engine alone: pypcd bench --engine stock" in err
-    assert main([*options, "--engine", "stock"]) == 0
-    out, err = capsys.readouterr()
-    assert name in out and name not in err
-
-
 @pytest.mark.parametrize(
-    "options",
+    ("arch", "options", "measured", "said"),
     [
-        ["--length", "x"],
-        ["--length", "3"],
-        ["--rounds", "0"],
-        ["--n-tokens", "1"],
-        ["--threads", "-1"],
+        ("llama", ["--method", "pcd:window", "--engine", "native"], "pcd:window", ""),
+        ("llama", ["--method", "pcd:paper:cache=separate", "--engine", "stock"], "pcd:paper:cache=separate", ""),
+        (
+            "llama",
+            ["--method", "pcd:paper:cache=separate"],
+            None,
+            "runs in the stock engine alone: pypcd bench --engine stock",
+        ),
+        (
+            "bloom",
+            ["--method", "pcd,pcd:window"],
+            "pcd:window",
+            "cannot run pcd; 'pypcd info MODEL' says why",
+        ),  # no RoPE
     ],
 )
-def test_bad_options_are_refused(model: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        assert main(["bench", str(model), *options]) == 2
-    except SystemExit as exit:  # argparse's own way
-        assert exit.code == 2
-    assert "allowed" in capsys.readouterr().err
-
-
-def test_methods_that_a_model_cannot_run_are_left_out_and_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_it_runs_in_the_engine_that_is_named_what_can_run_there(
+    arch: str, options: list[str], measured: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bloom = write_tiny_gguf(tmp_path / "bloom.gguf", "bloom")  # no RoPE
-    assert main(["bench", str(bloom), "--length", "16", "--method", "pcd,pcd:window", *QUICK]) == 0
+    path = str(write_tiny_gguf(tmp_path / "m.gguf", arch))
+    assert main(["bench", path, "--length", "16", "--json", *QUICK, *options]) == 0
     out, err = capsys.readouterr()
-    assert "pcd:window" in out and "pcd " not in out
-    assert "cannot run pcd;" in err
-
-
-@pytest.mark.parametrize("name", ["native", "stock"])
-def test_it_runs_in_the_engine_that_is_named(name: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["bench", str(model), "--length", "16", "--engine", name, "--method", "pcd:window", "--json", *QUICK]) == 0
-    )
-    rows = json.loads(capsys.readouterr().out)["measurements"]
-    assert [(row["method"], row["engine"]) for row in rows] == [("greedy", name), ("pcd:window", name)]
+    rows = json.loads(out)["measurements"]
+    assert [row["method"] for row in rows] == ["greedy", *filter(None, [measured])]
+    assert {row["engine"] for row in rows} == {"stock" if "stock" in options else "native"}
+    assert said in err and bool(said) == ("pypcd: " in err)
 
 
 def test_a_ratio_is_the_median_of_rounds_beside_greedys(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

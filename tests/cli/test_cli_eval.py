@@ -229,5 +229,3 @@ def test_a_question_can_be_had_by_its_number(capsys: pytest.CaptureFixture[str])
     wanted = list(KV_SHORT.questions(75, 40))[1]  # the second of the second length
     assert out == wanted.prompt.begun
     assert wanted.answers[0] in err
-    assert main(["demo", "301"]) == 2
-    assert "question 301 is none of the demo's; allowed: 1 to 300" in capsys.readouterr().err

@@ -48,72 +48,78 @@ def test_only_the_chosen_command_is_imported(command: str) -> None:
     assert not any(name.startswith("pypcd.evaluation") for name in new)
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["chta"], "pypcd: error: there is no command 'chta' (did you mean 'chat'?); the commands: chat, generate,"),
-        (["qqqq"], "pypcd: error: there is no command 'qqqq'; the commands: chat, generate,"),
-        (["chat", "m.gguf", "--sytem=x"], "pypcd chat: error: there is no option --sytem (did you mean '--system'?)"),
-        (["eval", "m.gguf", "--qqqqq"], "pypcd eval: error: there is no option --qqqqq; 'pypcd eval --help' lists"),
-        (["chat", "m.gguf", "n.gguf"], "pypcd chat: error: unexpected argument 'n.gguf'"),
-        (
-            ["salience", "m.gguf"],
-            "'pypcd salience' left the package; in a clone of its repository: python -m research.salience",
-        ),
-        (["completion", "bash"], "'pypcd completion' left the package; commit 2e7ce90 makes the script"),
-        (
-            ["eval", "m.gguf", "--paper", "table1"],
-            "--paper left the package; in a clone of its repository: python -m research.eval",
-        ),
-        (["explain", "demo"], "in a clone of its repository: python -m research.explain"),
-        (["eval", "m.gguf", "--type-k=q8_0"], "--type-k is a part of a method now: --method greedy+kv:q8_0:q8_0"),
-        (["demo", "--question"], "pypcd demo K"),
-        (["demo", "--pcd=window"], "pypcd eval demo measures"),
-        (["demo", "--n=3"], "--n"),
-        (["--nope"], "pypcd: error: there is no option --nope; the commands: chat, generate,"),
-        ([], "usage: pypcd [-h] [--version] COMMAND ...\n\nBetter answers from long prompts"),
-    ],
-)
-def test_what_is_misspelt_is_said_with_what_was_meant(
-    args: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as leaving:
-        main(args)
-    out, err = capsys.readouterr()
-    assert leaving.value.code == 2 and out == "" and message in err
+COMMANDS_ARE = "the commands: chat, generate,"
+LEFT = "left the package; in a clone of its repository: python -m research"
 
 
 @pytest.mark.parametrize(
-    ("command", "message"),
+    ("line", "message"),
     [
+        ("chta", f"pypcd: error: there is no command 'chta' (did you mean 'chat'?); {COMMANDS_ARE}"),
+        ("qqqq", f"pypcd: error: there is no command 'qqqq'; {COMMANDS_ARE}"),
+        ("--nope", f"pypcd: error: there is no option --nope; {COMMANDS_ARE}"),
+        ("", "usage: pypcd [-h] [--version] COMMAND ...\n\nBetter answers from long prompts"),
+        ("chat m.gguf --sytem=x", "pypcd chat: error: there is no option --sytem (did you mean '--system'?)"),
+        ("eval m.gguf --qqqqq", "pypcd eval: error: there is no option --qqqqq; 'pypcd eval --help' lists"),
+        ("chat m.gguf n.gguf", "pypcd chat: error: unexpected argument 'n.gguf'"),
+        # what has moved
+        ("salience m.gguf", f"'pypcd salience' {LEFT}.salience"),
+        ("explain demo -p x", f"'pypcd explain' {LEFT}.explain"),
+        ("completion bash", "'pypcd completion' left the package; commit 2e7ce90 makes the script"),
+        ("eval m.gguf --paper table1", f"--paper {LEFT}.eval"),
+        ("eval m.gguf --type-k=q8_0", "--type-k is a part of a method now: --method greedy+kv:q8_0:q8_0"),
+        ("demo --question", "pypcd demo K"),
+        ("demo --pcd=window", "pypcd eval demo measures"),
+        ("demo --n=3", "--n"),
+        # values
         ("chat none.gguf", "there is no model file none.gguf"),
+        ("chat demo --read no", "read is 'no'; allowed: "),
         ("generate none.gguf -p ''", "the prompt is empty"),
         ("generate none.gguf -p x --pcd betta=1", "did you mean 'beta'"),
         ("generate none.gguf -p x --temp hot", "temperature is 'hot'"),
-        ("generate demo -p '{long}' --n-ctx 256", "--n-ctx"),
+        ("generate none.gguf -p x --temp nan", "temperature is nan"),
+        ("generate none.gguf -p x --top-p 2", "top_p is 2"),
+        ("generate none.gguf -p x --top-k 1.5", "top_k is 1.5"),
+        ("generate demo -p '{long}' --n-ctx 256", "do not fit in the context of 256; give a larger --n-ctx"),
         ("info {self}", "is not a GGUF file"),
         ("answer demo -p why --method replya", "did you mean 'replay'"),
         ("answer demo -p why --method ''", "--method is empty"),
         ("answer demo -p why --context nowhere.txt", "nowhere.txt: No such file or directory"),
         ("answer demo --n-ctx 256 -p '{long}'", "tokens do not fit in the context of 256; give a larger --n-ctx"),
+        ("compare demo nowhere.jsonl", "nowhere.jsonl: No such file"),
+        ("compare demo asked.jsonl --method ''", "--method is empty"),
+        ("mcp demo {self}", "is no folder; allowed: folders of documents"),
+        ("mcp none.gguf .", "there is no model file none.gguf"),
+        ("demo 301", "question 301 is none of the demo's; allowed: 1 to 300"),
+        ("bench demo --length x", "--length has 'x'; allowed: "),
+        ("bench demo --length 3", "--length has '3'; allowed: "),
+        ("bench demo --rounds 0", "argument --rounds: '0'; allowed: "),
+        ("bench demo --n-tokens 1", "argument --n-tokens: '1'; allowed: "),
+        ("bench demo --threads -1", "argument --threads: '-1'; allowed: "),
         ("eval none.gguf", "there is no model file"),
         ("eval demo --task kw", "kw"),
         ("eval demo --method pdc", "did you mean"),
+        ("eval demo --method greedy+kv:q9", "k is 'q9'"),
         ("eval demo --length abc", "--length has 'abc'"),
         ("eval demo --task kv-short --length 20", "n_tokens is 20; allowed: at least"),
         ("eval demo --task kv-short --length 250 --method pcd:paper:beta=-1", "beta is -1"),
         ("eval demo --task kv-short,everyday --length 200", "give --n"),
+        ("tune demo --profile nowhere/x.json", "there is no folder nowhere"),
     ],
 )
-def test_what_the_user_can_mend_is_said(
-    command: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_mistake_is_said_with_what_was_meant(
+    line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [word.format(long="ba " * 900, self=Path(__file__).resolve()) for word in shlex.split(command)]
-    is_mistyped = "256" not in words and words[0] != "info"  # else it does not fit, or the file's content is wrong
-    assert main(words) == (2 if is_mistyped else 1)
+    (tmp_path / "asked.jsonl").write_text('{"question": "Why?"}')
+    words = [word.format(long="ba " * 900, self=Path(__file__).resolve()) for word in shlex.split(line)]
+    try:
+        status = main(words)
+    except SystemExit as leaving:
+        status = leaving.code
     out, err = capsys.readouterr()
-    assert out == "" and message in err and "Traceback" not in err
+    is_mistyped = "256" not in words and words[:1] != ["info"]  # else it does not fit, or the file's content is wrong
+    assert (status, out) == (2 if is_mistyped else 1, "") and message in err and "Traceback" not in err
     assert not list(tmp_path.rglob("samples.jsonl"))
 
 

@@ -195,5 +195,3 @@ def test_tune_writes_a_profile_that_loads_and_goes_on(
     # a run with other questions needs another folder
     assert main([*arguments, "--n", "12"]) == 2
     assert "n is 6 there and 12 here" in flat(capsys.readouterr().err)
-    assert main([*arguments, "--profile", "nowhere/x.json"]) == 2
-    assert "nowhere" in capsys.readouterr().err
