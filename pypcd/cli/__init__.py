@@ -53,6 +53,7 @@ _MOVED = {
     "--data": "left the package, and so did the tasks that it was for; --task says what asks their questions now",
     "--all": "left the package; name the methods with --method",
     **dict.fromkeys(("--type-k", "--type-v"), "is a part of a method now: --method greedy+kv:q8_0:q8_0"),
+    "--chat": "is what happens without it, if the model has a chat template",
     "--text": "left the package; random tokens fill the context, which takes as long",
     "--question": "is written without its name: pypcd demo K",
     **dict.fromkeys(("--n", "--pcd"), "left pypcd demo; pypcd eval demo measures, with --n and --method pcd:SETTING"),
