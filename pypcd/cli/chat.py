@@ -312,8 +312,9 @@ def run(args: argparse.Namespace) -> int:
     chat.session.read = args.read
     if args.file:
         chat.attach(*read)
+    if args.prompt is not None or chat.lines.typed:
+        _options.note_of_demo(args.model, args.prompt or "")
     if args.prompt is None:
         return chat.run()
-    _options.note_of_demo(args.model, args.prompt)
     chat.handle(args.prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), literal=True)
     return chat.status

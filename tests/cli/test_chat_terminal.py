@@ -254,14 +254,6 @@ class Seen(io.StringIO):
             time.sleep(0.05)
 
 
-def test_something_moves_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Seen(monkeypatch)
-    assert _terminal.Bar.delay < 1
-    with _terminal.Bar(None, "answering"):
-        seen.wait(lambda _: len({line for line in seen.states if "answering" in line and "%" not in line}) > 3)
-    assert seen.look() == ""
-
-
 def test_the_prompt_is_a_part_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, reading = Seen(monkeypatch), _terminal.show_reading
     with _terminal.Bar(9, "greedy") as bar:
@@ -274,10 +266,13 @@ def test_the_prompt_is_a_part_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> 
     assert seen.look() == ""
 
 
-def test_a_line_that_is_said_stands_alone_and_the_bar_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_something_moves_while_nothing_comes_and_a_line_that_is_said_stands_above_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen = Seen(monkeypatch)
+    assert _terminal.Bar.delay < 1
     with _terminal.Bar(None, "answering"):
-        seen.wait(lambda line: "answering" in line)
+        seen.wait(lambda _: len({line for line in seen.states if "answering" in line and "%" not in line}) > 3)
         _terminal.say("said")
         seen.wait(lambda line: line == "said" and "answering" in seen.screen.display[1])
     assert seen.look() == "said" and not seen.screen.display[1].strip()

@@ -135,7 +135,7 @@ def planned(*args: str) -> Plan:
     [
         ("--task kv", 300, (1024, 2048, 4096), 5),
         ("--quick", 12, (1200,), 4),
-        ("--task kv --quick", 24, (1200,), 4),
+        ("--task kv --quick --half second", 24, (1200,), 4),
         ("--task everyday", 25, (300, 1024), 5),
         ("--task everyday,everyday-behind", 25, (300, 1024), 5),
         ("--task everyday --quick", 2, (1200,), 4),
@@ -150,17 +150,9 @@ def planned(*args: str) -> Plan:
 def test_how_much_is_asked_by_default(args: str, n: int, lengths: tuple[int, ...], n_methods: int) -> None:
     plan = planned(*args.split())
     assert (plan.n, plan.lengths, len(plan.methods)) == (n, lengths, n_methods)
+    assert plan.half == ("second" if "second" in args else None)
     if args == "--task everyday,everyday-behind":
         assert plan.tasks == GROUPS["everyday"] + GROUPS["everyday-behind"]
-
-
-def test_eval_asks_one_half_and_then_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What tune chooses by and judges by, one run for both."""
-    command = [*DEMO, "--method", "pcd", "--out", str(tmp_path / "run"), "--json"]
-    for half, n in (("first", 2), ("second", 1)):
-        assert main([*command, "--half", half]) == 0
-        assert [row["n"] for row in json.loads(capsys.readouterr().out)["rows"]] == [n, n]
-    assert len((tmp_path / "run" / "samples.jsonl").read_text().splitlines()) == 2 * 3
 
 
 def test_the_list_cuts_no_name_in_two(capsys: pytest.CaptureFixture[str]) -> None:
