@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run
 from tiny_gguf import write_tiny_gguf
 
 import pypcd
 from pypcd import PCDConfig, engine
 from pypcd.bench import DEFAULT_METHODS, Measurement, bench, measurement, methods_for
-from pypcd.cli import main
 from pypcd.cli.bench import _costs
 
 QUICK = ["--n-tokens", "2", "--rounds", "1", "--threads", "1"]
@@ -130,7 +130,7 @@ def test_what_is_under_way_is_told(model: Path) -> None:
     assert any("round 2 of 2, pcd:unsure" in text for text in said)
 
 
-def test_a_stopped_bench_shows_what_it_has(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stopped_bench_shows_what_it_has(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     def row(method: str, n_past: int) -> Measurement:
         return Measurement(method, "native", n_past, 10.0, 1.25, 1.0, 1.0, 0)
 
@@ -139,14 +139,9 @@ def test_a_stopped_bench_shows_what_it_has(monkeypatch: pytest.MonkeyPatch, caps
         raise KeyboardInterrupt
 
     monkeypatch.setattr("pypcd.cli.bench.bench", stopped)
-    assert main(["bench", "demo", "--threads", "1"]) == 130
-    out = capsys.readouterr().out
-    assert (
-        "512 tokens" in out
-        and "2048 tokens" in out
-        and "pcd:window" in out
-        and "costs less than 2% on a prompt and 25% on a token" in out
-    )
+    out, _ = run("bench", "demo", "--threads=1", status=130)
+    assert "512 tokens" in out and "2048 tokens" in out and "pcd:window" in out
+    assert "costs less than 2% on a prompt and 25% on a token" in out
 
 
 def test_each_settings_cost_is_said_in_a_sentence() -> None:
@@ -164,13 +159,10 @@ def test_each_settings_cost_is_said_in_a_sentence() -> None:
     ]
 
 
-def test_the_table_is_readable_in_80_columns(
-    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_is_readable_in_80_columns(model: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     methods = "pcd:unsure,pcd:paper:cache=shared,pcd:paper:evaluation=alternate:relative_top=0.1"
-    assert main(["bench", str(model), "--length", "16", "--method", methods, *QUICK]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = run("bench", model, "--length=16", "--method", methods, *QUICK)[0].splitlines()
     assert max(map(len, lines)) <= 80 and "16 tokens" in lines
     (greedy,) = (line.split() for line in lines if line.startswith("greedy"))
     assert greedy[2] == "1.00x"
@@ -196,11 +188,10 @@ def test_the_table_is_readable_in_80_columns(
     ],
 )
 def test_it_runs_in_the_engine_that_is_named_what_can_run_there(
-    arch: str, options: list[str], measured: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arch: str, options: list[str], measured: str | None, said: str, tmp_path: Path, run: Run
 ) -> None:
-    path = str(write_tiny_gguf(tmp_path / "m.gguf", arch))
-    assert main(["bench", path, "--length", "16", "--json", *QUICK, *options]) == 0
-    out, err = capsys.readouterr()
+    path = write_tiny_gguf(tmp_path / "m.gguf", arch)
+    out, err = run("bench", path, "--length=16", "--json", *QUICK, *options)
     rows = json.loads(out)["measurements"]
     assert [row["method"] for row in rows] == ["greedy", *filter(None, [measured])]
     assert {row["engine"] for row in rows} == {"stock" if "stock" in options else "native"}

@@ -26,7 +26,7 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 import pypcd
 from pypcd import engine, errors
 from pypcd.ask import Answer, stoppable
-from pypcd.cli import _options, _table, _terminal, _text, info, main
+from pypcd.cli import _options, _table, _terminal, _text, info
 from pypcd.cli._conversation import Conversation
 from pypcd.cli._figures import Figures
 from pypcd.cli.chat import COMMANDS, Chat
@@ -65,17 +65,6 @@ def session(llm) -> Conversation:
 
 def opened(model, n_ctx=512, **given):
     return pypcd.Llama(model, n_ctx=n_ctx, n_threads=1, n_threads_batch=1, **given)
-
-
-@pytest.fixture
-def run_here(monkeypatch, capsys):
-    """A command in this process: its status, and what it has written to stdout and stderr."""
-    monkeypatch.setattr(_terminal, "setup", lambda: None)
-
-    def run(*words):
-        return (main([str(word) for word in words]), *capsys.readouterr())
-
-    return run
 
 
 def pypcd_command(*args: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
@@ -664,12 +653,12 @@ def test_pcd_is_off_until_a_setting_is_named_and_one_line_says_how(model):
         assert off == llm.detokenize(tokens).decode("utf-8", "replace") + "\n"
 
 
-def test_generate_reads_its_prompt_from_a_pipe_too(model, run_here):
+def test_generate_reads_its_prompt_from_a_pipe_too(model, run):
     command = ("generate", model, "--threads=1", "--max-tokens=6", "--pcd=paper:beta=1.5")
     record = json.loads(pypcd_command(*command, "--json", stdin="hello\n").stdout)
     assert record["completion_tokens"] == 6 and record["finish_reason"] == "length" and record["pcd"]["beta"] == 1.5
-    status, out, err = run_here(*command, "-p", "hello")
-    assert (status, out) == (0, record["text"] + "\n")
+    out, err = run(*command, "-p", "hello")
+    assert out == record["text"] + "\n"
     assert err.count("\n") == 1 and "PCD (paper:beta=1.5) changed" in err
 
 
@@ -681,25 +670,25 @@ def raised(kind):
 
 
 @pytest.fixture
-def failing(run_here, monkeypatch):
+def failing(run, monkeypatch):
     """`pypcd info`, in which something is raised: here, or in a process beside."""
 
     def beside(kind):
         todo = {("kv-short", 200, i): ["greedy"] for i in range(2)}
         list(executors.ask(2, functools.partial(raised, kind), todo, {}))
 
-    def run(kind, is_beside):
+    def fail(kind, is_beside, status):
         monkeypatch.setattr(info, "run", lambda _: beside(kind) if is_beside else raised(kind))
-        return run_here("info")
+        return run("info", status=status)
 
-    return run
+    return fail
 
 
 @pytest.mark.parametrize(("kind", "is_beside"), [("TypeError", False), ("ValueError", False), ("KeyError", True)])
 def test_a_fault_of_ours_shows_where_it_is_and_where_to_report_it(kind, is_beside, failing):
-    status, out, err = failing(kind, is_beside)
+    out, err = failing(kind, is_beside, 1)
     *shown, last = err.splitlines()
-    assert (status, out) == (1, "") and "Traceback (most recent call last):" in shown[:3]  # a process's own has a title
+    assert out == "" and "Traceback (most recent call last):" in shown[:3]  # a process's own has a title
     assert 'test_cli.py", line' in err
     assert last.startswith("pypcd: this is a fault of pypcd's own; please report") and "pypcd info" in last
 
@@ -717,40 +706,38 @@ MENDED = [
 @pytest.mark.parametrize("is_beside", [False, True])
 def test_what_the_user_or_the_system_can_mend_is_one_sentence(is_beside, failing):
     for error, said in MENDED[is_beside :: 1 + is_beside]:  # of a process beside every second one
-        status, _, err = failing(error, is_beside)
-        assert status == (2 if isinstance(error, (errors.InputError, FileNotFoundError)) else 1)
+        _, err = failing(error, is_beside, 2 if isinstance(error, (errors.InputError, FileNotFoundError)) else 1)
         assert err.count("\n") == 1 and said in err
 
 
-def test_an_answer_that_ends_at_once_says_so(model, run_here, monkeypatch):
+def test_an_answer_that_ends_at_once_says_so(model, run, monkeypatch):
     monkeypatch.setattr(engine, "is_end", lambda llm, token: True)
-    status, out, err = run_here("generate", model, "-p", "hello", "--threads=1", "--max-tokens=20")
-    assert (status, out) == (0, "\n") and "the model ended at once | context" in err and "tok/s" not in err
+    out, err = run("generate", model, "-p", "hello", "--threads=1", "--max-tokens=20")
+    assert out == "\n" and "the model ended at once | context" in err and "tok/s" not in err
 
 
-def test_what_needs_no_chat_template_runs_with_a_broken_one(tmp_path, run_here):
+def test_what_needs_no_chat_template_runs_with_a_broken_one(tmp_path, run):
     path = write_tiny_gguf(tmp_path / "broken.gguf", chat_template="{% for m in messages %}{{ m.content }")
     for command in (("generate", path, "-p=hi"), ("answer", path, "-p=hi", "--no-chat", "--method=greedy")):
-        assert run_here(*command, "--threads=1", "--max-tokens=2")[0] == 0
-    assert run_here("info", path, "--no-test")[0] == 0
+        run(*command, "--threads=1", "--max-tokens=2")
+    run("info", path, "--no-test")
     for command in ("answer", "chat"):
-        status, _, err = run_here(command, path, "-p=hi", "--threads=1")
-        assert status == 1 and err.startswith("pypcd: the model's chat template is broken: ") and err.count("\n") == 1
+        _, err = run(command, path, "-p=hi", "--threads=1", status=1)
+        assert err.startswith("pypcd: the model's chat template is broken: ") and err.count("\n") == 1
 
 
-def test_layers_for_a_gpu_that_is_not_there_are_said(run_here, monkeypatch):
+def test_layers_for_a_gpu_that_is_not_there_are_said(run, monkeypatch):
     for has_gpu, layers, is_said in ((False, "99", True), (False, "0", False), (True, "99", False)):
         monkeypatch.setattr("pypcd.llama.machine.has_gpu", lambda *_, has_gpu=has_gpu: has_gpu)
         options = ["--threads=1", "--max-tokens=1", f"--gpu-layers={layers}"]
-        status, _, err = run_here("generate", "demo", "-p", "x", *options)
-        assert status == 0 and ("no GPU is found" in err) == is_said
+        _, err = run("generate", "demo", "-p", "x", *options)
+        assert ("no GPU is found" in err) == is_said
 
 
-def test_info(model, run_here):
-    status, out, _ = run_here("info", model, "--json")
-    record = json.loads(out)
+def test_info(model, run):
+    record = json.loads(run("info", model, "--json")[0])
     machine, rope = record["machine"], record["model"]["rope"]
-    assert status == 0 and Path(record["library"]["libllama"]).exists() and machine["backends"]
+    assert Path(record["library"]["libllama"]).exists() and machine["backends"]
     assert set(machine["idle_backends"]) < set(machine["backends"])
     assert machine["amx"].partition(":")[0] in ("on", "off", "none")
     assert 1 <= machine["threads"] and 1 <= machine["threads_batch"] and machine["threads_why"]
@@ -760,7 +747,7 @@ def test_info(model, run_here):
     assert [c["passed"] for c in record["self_test"]["checks"]] == [True] * 4
     machine["idle_backends"] = ["CUDA"]
     assert re.search(r"(?m)^no CUDA device +found: there is none, or its driver is missing", info.report(record))
-    _, text, _ = run_here("info", model)
+    text, _ = run("info", model)
     assert "a question about one gets replay" in " ".join(text.split())
     assert "of 8 frequencies" in text and text.count("PASS") == 4 and re.search(r"up to \d\.\de-0\d", text)
 
@@ -874,22 +861,22 @@ def test_a_document_begins_at_once_the_second_time_or_is_read_again(tmp_path, ca
     assert cached[3] < entry.n_tokens and "not this one" in caplog.text
 
 
-def test_answer_reads_a_document_once_and_pypcd_cache_lists_and_clears(model, tmp_path, monkeypatch, run_here):
+def test_answer_reads_a_document_once_and_pypcd_cache_lists_and_clears(model, tmp_path, monkeypatch, run):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PYPCD_CACHE_GIB", "1")
     (tmp_path / "notes.txt").write_text(BOOK)
     command = ["answer", model, "--context", tmp_path / "notes.txt", "-p", "what is 21?", "--threads", 1]
     command += ["--max-tokens", 4, "--n-ctx", 2048, "--json", "--method", "greedy"]
-    (_, first, said), (_, second, said_again) = run_here(*command), run_here(*command)
+    (first, said), (second, said_again) = run(*command), run(*command)
     records = json.loads(first), json.loads(second)
     assert records[0]["text"] == records[1]["text"]
     assert records[1]["n_evaluated"] < 40 and records[0]["n_evaluated"] > 256
     assert "it was read before" in said_again and "read before" not in said
-    assert "notes.txt" in run_here("cache")[1]
+    assert "notes.txt" in run("cache")[0]
     with monkeypatch.context() as patch:
         about = {**PromptCache().entries()[0].about, "documents": ["a\x1b[31m\x07\nb"]}
         patch.setattr("pypcd.decode.prompt_cache.Entry.about", about)
-        _, out, _ = run_here("cache")
+        out, _ = run("cache")
         assert not set("\x1b\x07") & set(out) and "b\n" in out
-    assert run_here("cache", "clear")[0] == 0
-    assert "notes.txt" not in run_here("cache")[1]
+    run("cache", "clear")
+    assert "notes.txt" not in run("cache")[0]
