@@ -15,7 +15,7 @@ from typing import Any
 
 from pypcd.cli import _options, _terminal
 from pypcd.cli._text import sentence
-from pypcd.errors import MENDABLE, PCDError
+from pypcd.errors import MENDABLE, InputError
 from pypcd.server import OptionError, Server, model_list, show_options
 from pypcd.server.options import of_environment
 from pypcd.settings.config import load, typed
@@ -79,9 +79,8 @@ def run(args: argparse.Namespace) -> int:
             options=[*quiet, *args.server_options],
             log=log,
         )
-    except (*MENDABLE, OSError) as error:
-        print(f"pypcd: {sentence(error)}", file=sys.stderr)
-        return 2
+    except (*MENDABLE, OSError) as error:  # each of them is a mistake in what was typed
+        raise InputError(sentence(error)) from error
     for model in server.models:
         _options.note_of_profile(setting if model.pcd is None else model.pcd, model.path)
     for remark in [*left_out, *server.remarks]:
@@ -94,9 +93,8 @@ def run(args: argparse.Namespace) -> int:
     with _terminal.interruptible(signal.SIGTERM) as stopped, server.running():
         try:
             ready = _wait(server, stopped, enabled=not args.verbose)
-        except PCDError as error:
-            print(f"pypcd: {sentence(error)}", file=sys.stderr)
-            return 2 if isinstance(error, OptionError) else 1
+        except OptionError as error:
+            raise InputError(str(error)) from error
         if ready:
             shows_log = True
             refusals = server.refusals()
