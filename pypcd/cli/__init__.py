@@ -47,16 +47,18 @@ _MOVED = {
     **{name: f"{_LEFT}.{name}" for name in ("explain", "salience", "plot", "spectrum")},
     "nocache": "left the package; commit f5c5ab6 compares PCD with the KV cache and without it",
     "completion": "left the package; commit 2e7ce90 makes the script",
-    "--paper": f"{_LEFT}.eval MODEL --paper TABLE",
-    "--graph": "left the package; commit 7d6ac68 counts graphs and the host's time",
-    "--sequences": "left the package; one text is measured at a time",
-    "--data": "left the package, and so did the tasks that it was for; --task says what asks their questions now",
-    "--all": "left the package; name the methods with --method",
-    **dict.fromkeys(("--type-k", "--type-v"), "is a part of a method now: --method greedy+kv:q8_0:q8_0"),
-    "--chat": "is what happens without it, if the model has a chat template",
-    "--text": "left the package; random tokens fill the context, which takes as long",
-    "--question": "is written without its name: pypcd demo K",
-    **dict.fromkeys(("--n", "--pcd"), "left pypcd demo; pypcd eval demo measures, with --n and --method pcd:SETTING"),
+    "eval --paper": f"{_LEFT}.eval MODEL --paper TABLE",
+    **dict.fromkeys(
+        ("eval --data", "tune --data"),
+        "left the package, and so did the tasks that it was for; --task says what asks their questions now",
+    ),
+    **dict.fromkeys(("eval --type-k", "eval --type-v"), "is a part of a method now: --method greedy+kv:q8_0:q8_0"),
+    "answer --chat": "is what happens without it, if the model has a chat template",
+    "bench --text": "left the package; random tokens fill the context, which takes as long",
+    "demo --question": "is written without its name: pypcd demo K",
+    **dict.fromkeys(
+        ("demo --n", "demo --pcd"), "left pypcd demo; pypcd eval demo measures, with --n and --method pcd:SETTING"
+    ),
 }
 
 
@@ -156,8 +158,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     args.server_options = of_server
     if unknown and name is not None:
         command, word = commands[name], unknown[0].partition("=")[0]
-        if word in _MOVED:
-            command.error(f"{word} {_MOVED[word]}")
+        if moved := _MOVED.get(f"{name} {word}"):
+            command.error(f"{word} {moved}")
         if not word.startswith("-"):
             command.error(f"unexpected argument {unknown[0]!r}")
         shown = (action for action in command._actions if action.help != argparse.SUPPRESS)
