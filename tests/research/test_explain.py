@@ -118,13 +118,6 @@ def test_a_step_without_a_contrast_has_no_strength(
             assert all(c.after == c.before for c in step.candidates)
 
 
-def test_wrong_arguments(llm, vocabulary, prompt) -> None:
-    with pytest.raises(ValueError, match="gold is empty"):
-        list(explain(Session(llm), prompt, pypcd.PCDConfig(), vocabulary, gold=" "))
-    with pytest.raises(ValueError, match="the prompt has 0 tokens"):
-        list(explain(Session(llm), [], pypcd.PCDConfig(), vocabulary))
-
-
 # -- for readers ------------------------------------------------------------------------------------------------------
 
 HOSTILE = b"</code><script>alert(1)</script>\x1b[2J\xff\xe2\x80\xae" + "漢".encode() * 9
