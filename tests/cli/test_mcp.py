@@ -136,7 +136,7 @@ def test_questions_come_one_after_the_other_and_a_cancelled_one_ends(model: str,
             scope.cancel()
 
         with anyio.CancelScope() as scope:
-            await session.call_tool("ask", ENDLESS, progress_callback=report)
+            await session.call_tool("ask", {"question": "?", "documents": ["endless.txt"]}, progress_callback=report)
         (n, total, text), *_ = reports
         assert 0 < n < total / 2 and text == "reading"
         await one("toll.txt")
@@ -145,14 +145,26 @@ def test_questions_come_one_after_the_other_and_a_cancelled_one_ends(model: str,
     talk(model, [folder], say)
 
 
-def message(number: int, method: str, **params: Any) -> str:
-    return json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params}) + "\n"
-
-
-CLIENT = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
-HELLO = message(1, "initialize", **CLIENT)
-ENDLESS = {"question": "?", "documents": ["endless.txt"]}
-CALL = message(2, "tools/call", name="ask", arguments=ENDLESS, _meta={"progressToken": 7})
+HELLO = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+CALL = {
+    "jsonrpc": "2.0",
+    "id": 2,
+    "method": "tools/call",
+    "params": {
+        "name": "ask",
+        "arguments": {"question": "?", "documents": ["endless.txt"]},
+        "_meta": {"progressToken": 7},
+    },
+}
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -169,11 +181,11 @@ def test_it_ends_at_once_and_stdout_has_the_protocol_alone(
         env=ENV,
     ) as process:
         assert process.stdin and process.stdout and process.stderr
-        process.stdin.write(HELLO)
+        process.stdin.write(json.dumps(HELLO) + "\n")
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["result"]["serverInfo"]["name"] == "pypcd"
         if busy:
-            process.stdin.write(CALL)
+            process.stdin.write(json.dumps(CALL) + "\n")
             process.stdin.flush()
             assert json.loads(process.stdout.readline())["method"] == "notifications/progress"
         if how == "closed":
