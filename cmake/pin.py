@@ -31,7 +31,6 @@ def dynamic_metadata(
         "rich>=14.3",  # tables, bars and columns on a terminal, and how wide a text is there
         "wonderwords>=3",  # RULER, among the default tasks of `pypcd tune`, makes its needles (the sentences to find) from these words
         "prompt_toolkit>=3.0.36",  # the chat's line editing
-        "shtab>=1.7",  # scripts for shell completion
         "mammoth>=1.11",  # DOCX
         "pypdfium2>=5",  # PDF
         "python-calamine>=0.3",  # XLSX, XLS and ODS

@@ -153,11 +153,6 @@ class GGUF:
             rope_freq_base=numbers("rope.freq_base", 10000.0)[0],
         )
 
-    @property
-    def has_rope_factors(self) -> bool:
-        """Whether there is a tensor of per-frequency factors (Llama 3.1, LongRoPE)."""
-        return not self.tensors.isdisjoint({"rope_freqs.weight", "rope_factors_long.weight"})
-
     def rope_factors(self, n_ctx: int) -> str | None:
         """Which RoPE table a LongRoPE model uses in a context of n_ctx, "long" or "short"; None if it has only one."""
         trained = self.metadata.get(f"{self.architecture}.rope.scaling.original_context_length")

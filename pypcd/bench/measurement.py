@@ -75,21 +75,19 @@ def bench(
     methods: dict[str, PCDConfig | None],
     lengths: Sequence[int],
     *,
-    text: str = "",
     n_tokens: int = 16,
     rounds: int = 5,
     n_prefill: int = 512,
     progress: Callable[[str], None] = lambda text: None,
     **kwargs: Any,
 ) -> Iterator[Measurement]:
-    """Measure every method that the model can run, the shortest context first.
+    """Measure every method that the model can run, the shortest context first. Random tokens fill the cache, and all methods decode the
+    same tokens behind them: those that plain decoding continues with.
 
     Args:
         model: a model path.
         methods: names and settings, as methods_for() gives them.
         lengths: tokens in the cache when decoding starts.
-        text: text that fills the cache, repeated; empty: random tokens. All methods decode the same tokens: those that plain
-            decoding continues it with.
         n_tokens: tokens decoded per round and method.
         rounds: interleaved repetitions.
         n_prefill: tokens of the prompt whose prefill is timed, at most the shortest length.
@@ -102,7 +100,7 @@ def bench(
     with contextlib.closing(llm):
         context = _Context(llm)
         works = {name: config for name, config in methods.items() if engine.pcd_refusal(llm, config) is None}
-        stream = _stream(llm, text, lengths[-1])
+        stream = np.random.default_rng(0).integers(3, llm.n_vocab(), lengths[-1]).tolist()
         prompt = stream[: min(n_prefill, lengths[0])]
         taken: dict[str, list[float]] = {name: [] for name in works}
         for i in range(_PROMPT_ROUNDS):
@@ -150,7 +148,9 @@ class _Context:
 
     def read(self, config: PCDConfig | None, prompt: Sequence[int]) -> float:
         """Evaluate a prompt from an empty cache, with the logits of its last token. Returns the seconds it took."""
-        with self._set_to(config):
+        with self.llm._pcd_set_to(
+            config
+        ):  # second keys stay: assigning llm.pcd would free them for a setting that needs none
             self.llm.reset()
             return self._seconds(prompt)
 
@@ -174,12 +174,12 @@ class _Context:
     def time(self, config: PCDConfig | None, tokens: Sequence[int]) -> tuple[float, float, int]:
         """Seconds for a step, without the first _WARM_UP; twins per token; and the bytes of the cache, which is left unchanged."""
         before = self.llm.pcd_stats().n_twins
-        with self._set_to(config):
+        with self.llm._pcd_set_to(config):
             seconds = [self._seconds([token]) for token in tokens]
             stats = self.llm.pcd_stats()
             self._rewind()
-        second = stats.second_bytes if config is not None and _keeps_second(config) else 0
-        kv_bytes = stats.kv_bytes and stats.kv_bytes + second
+        has_second = config is not None and config.cache == "rerotated" and config.perturbation == "over-rotation"
+        kv_bytes = stats.kv_bytes and stats.kv_bytes + stats.second_bytes * has_second
         return statistics.fmean(seconds[_WARM_UP:]), (stats.n_twins - before) / len(tokens), kv_bytes
 
     def _seconds(self, tokens: Sequence[int]) -> float:
@@ -194,23 +194,6 @@ class _Context:
         else:
             engine.rewind(self.llm, self._n_past)
             self.llm.n_tokens = self._n_past
-
-    def _set_to(self, config: PCDConfig | None) -> contextlib.AbstractContextManager[None]:
-        """Second keys stay, for the methods that have them: assigning llm.pcd would free them for a setting that needs none."""
-        return self.llm._pcd_set_to(config)
-
-
-def _keeps_second(config: PCDConfig) -> bool:
-    """Whether a setting needs second keys."""
-    return config.cache == "rerotated" and config.perturbation == "over-rotation"
-
-
-def _stream(llm: llama.Llama, text: str, n: int) -> list[int]:
-    """n tokens of the text, repeated, or random ones."""
-    if not text:
-        return np.random.default_rng(0).integers(3, llm.n_vocab(), n).tolist()
-    tokens = llm.tokenize(text.encode(), special=False)
-    return (tokens * (n // len(tokens) + 1))[:n]
 
 
 def _median_ratio(times: Sequence[float], plain: Sequence[float]) -> float:

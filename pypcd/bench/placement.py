@@ -19,14 +19,14 @@ from pypcd.settings.config import PCDConfig
 
 __all__ = ["left_device", "placements"]
 
-MODES: dict[str, dict[str, Any]] = {
+_MODES: dict[str, dict[str, Any]] = {
     "rerotated": {},
     "shared": {"cache": "shared"},
     "window": {"perturbation": "none", "window": 8},
 }
-WAYS: dict[str, dict[str, Any]] = {
-    f"{name}, {evaluation}": {**mode, "evaluation": evaluation}
-    for name, mode in MODES.items()
+WAYS = {
+    f"{name}, {evaluation}": PCDConfig(evaluation=evaluation, **mode)
+    for name, mode in _MODES.items()
     for evaluation in ("fused", "alternate")
 }
 N_PROMPT, N_STEPS = 40, 2
@@ -37,9 +37,8 @@ def left_device(graphs: Sequence[engine.Graph], plain: Sequence[engine.Graph]) -
     """The operations that the CPU ran in a graph, more than in any graph of plain decoding: the most of each. If plain decoding's flash
     attention is the CPU's, since the device has none for the model's heads, then so is PCD's."""
     usual = _most(plain)
-    more = _most(graphs) - usual
     is_usual = any(name.startswith(_FLASH) for name in usual)
-    return {name: n for name, n in more.items() if not (is_usual and name.startswith(_FLASH))}
+    return {name: n for name, n in (_most(graphs) - usual).items() if not (is_usual and name.startswith(_FLASH))}
 
 
 def _most(graphs: Sequence[engine.Graph]) -> Counter[str]:
@@ -70,8 +69,7 @@ def placements(llm: Llama) -> dict[str, dict[str, int]]:
         plain = watched(None)
         if all(sum(graph.on_cpu.values()) == graph.n_nodes for graph in plain):
             return {}  # everything runs on the CPU
-        configs = {way: PCDConfig(**setting) for way, setting in WAYS.items()}
-        able = {way: config for way, config in configs.items() if engine.pcd_refusal(llm, config) is None}
+        able = {way: config for way, config in WAYS.items() if engine.pcd_refusal(llm, config) is None}
         return {way: left_device(watched(config), plain) for way, config in able.items()}
     finally:
         llm.pcd = False

@@ -10,9 +10,8 @@ import argparse
 import importlib
 import os
 import sys
-import textwrap
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from pypcd import __version__
@@ -34,31 +33,32 @@ COMMANDS = {
     "compare": "answer your own questions by several methods, side by side",
     "probe": "find the heads of a model that look passages up",
     "cache": "list documents that were read before, or forget them",
-    "explain": "show each token's candidates before and after the contrast",
     "info": "show the library, the machine and what PCD does to a model",
     "bench": "time plain decoding and PCD side by side",
     "eval": "measure decoding methods on long-context tasks",
     "tune": "find the PCD setting that helps a model and harms nothing",
     "demo": "print a question that the included model can answer",
-    "completion": "print the script that completes pypcd's options in your shell",
 }
 
 _LEFT = "left the package; in a clone of its repository: python -m research"
 
 # what was a command, or an option of one, and what there is instead
 _MOVED = {
-    **{name: f"{_LEFT}.{name}" for name in ("salience", "plot", "spectrum")},
+    **{name: f"{_LEFT}.{name}" for name in ("explain", "salience", "plot", "spectrum")},
     "nocache": "left the package; commit f5c5ab6 compares PCD with the KV cache and without it",
-    "lab": f"{_LEFT}.NAME, with salience, plot or spectrum for NAME",
-    "--paper": f"{_LEFT}.eval MODEL --paper TABLE",
-    "--graph": "left the package; commit 7d6ac68 counts graphs and the host's time",
-    "--sequences": "left the package; one text is measured at a time",
-    "--data": "left the package, and so did the tasks that it was for; --task says what asks their questions now",
-    "--all": "left the package; name the methods with --method",
-    "--question": "is written without its name: pypcd demo K",
-    **dict.fromkeys(("--n", "--pcd"), "left pypcd demo; pypcd eval demo measures, with --n and --method pcd:SETTING"),
-    "--picture": f"{_LEFT}.one_answer MODEL --out FILE",
-    "--html": "left the package; --json has all of it, and the page of 'pypcd serve' shows tokens with their candidates",
+    "completion": "left the package; commit 2e7ce90 makes the script",
+    "eval --paper": f"{_LEFT}.eval MODEL --paper TABLE",
+    **dict.fromkeys(
+        ("eval --data", "tune --data"),
+        "left the package, and so did the tasks that it was for; --task says what asks their questions now",
+    ),
+    **dict.fromkeys(("eval --type-k", "eval --type-v"), "is a part of a method now: --method greedy+kv:q8_0:q8_0"),
+    "answer --chat": "is what happens without it, if the model has a chat template",
+    "bench --text": "left the package; random tokens fill the context, which takes as long",
+    "demo --question": "is written without its name: pypcd demo K",
+    **dict.fromkeys(
+        ("demo --n", "demo --pcd"), "left pypcd demo; pypcd eval demo measures, with --n and --method pcd:SETTING"
+    ),
 }
 
 
@@ -71,32 +71,20 @@ def make_parser(commands: Collection[str]) -> tuple[argparse.ArgumentParser, dic
     parser = argparse.ArgumentParser(
         prog="pypcd",
         usage="pypcd [-h] [--version] COMMAND ...",
-        description=f"Better answers from long prompts: replay, and\nPositional Contrastive Decoding (PCD).\n\ncommands:\n{_listed(COMMANDS)}",
+        description="Better answers from long prompts: replay, and Positional Contrastive Decoding (PCD).",
         epilog="'pypcd COMMAND --help' lists a command's options.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,  # the usage line has both options
     )
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"pypcd {__version__}", help=argparse.SUPPRESS)
-    subparsers = parser.add_subparsers(prog="pypcd", metavar="COMMAND", required=True, help=argparse.SUPPRESS)
-    return parser, {name: _add(subparsers, name, text, commands) for name, text in COMMANDS.items()}
-
-
-def _listed(commands: Mapping[str, str]) -> str:
-    """Commands and what they do, in the columns of the terminal."""
-    first = max(map(len, commands)) + 4
-    room = max(_terminal.width() - first, 16)
-    lines = {name: textwrap.wrap(text, room, break_on_hyphens=False) for name, text in commands.items()}
-    return "\n".join(f"  {name:<{first - 2}}" + f"\n{' ' * first}".join(text) for name, text in lines.items())
-
-
-def _add(subparsers: Any, name: str, text: str, commands: Collection[str]) -> argparse.ArgumentParser:
-    parser = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-    if name in commands:
-        module = module_of(name)
-        module.add_arguments(parser)
-        parser.set_defaults(run=module.run)
-    return parser
+    subparsers = parser.add_subparsers(title="commands", prog="pypcd", metavar="COMMAND [...]", required=True)
+    for name, text in COMMANDS.items():
+        command = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        if name in commands:
+            module = module_of(name)
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    return parser, subparsers.choices
 
 
 def module_of(name: str) -> Any:
@@ -163,16 +151,15 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         if name in _MOVED:
             parser.error(f"'pypcd {name}' {_MOVED[name]}")
         parser.error(f"there is no command {name!r}{did_you_mean(name, COMMANDS)}; the commands: {', '.join(COMMANDS)}")
-    own, of_server = argv, []
-    if name is not None and "--" in argv and commands[name].get_default("server_options") is not None:
+    own, of_server = argv, list[str]()
+    if name == "serve" and "--" in argv:
         own, of_server = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
     args, unknown = parser.parse_known_args(own)
-    if of_server:
-        args.server_options = of_server
+    args.server_options = of_server
     if unknown and name is not None:
         command, word = commands[name], unknown[0].partition("=")[0]
-        if name in ("eval", "tune", "bench", "demo", "explain") and word in _MOVED:
-            command.error(f"{word} {_MOVED[word]}")
+        if moved := _MOVED.get(f"{name} {word}"):
+            command.error(f"{word} {moved}")
         if not word.startswith("-"):
             command.error(f"unexpected argument {unknown[0]!r}")
         shown = (action for action in command._actions if action.help != argparse.SUPPRESS)

@@ -8,21 +8,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pypcd
-from pypcd import PCDConfig, PCDError, UnsupportedError, ask, files
+from pypcd import PCDConfig, PCDError, ask, files
 from pypcd.ask import Answer, Message, documents_in
 from pypcd.cli import _options
 from pypcd.cli._figures import Figures, takes
-from pypcd.cli._text import counted
 from pypcd.decode import Replay, Session
 from pypcd.decode.prompt_cache import PromptCache
 from pypcd.document import Document
 from pypcd.errors import InputError
 from pypcd.prompt import Laid, chat_formatter, has_template, lay
 from pypcd.settings.config import PCDSetting, typed
-
-
-class ContextFull(PCDError):
-    """A prompt does not fit in the context."""
 
 
 def never() -> bool:
@@ -131,46 +126,22 @@ class Conversation:
         self._last_on = self.llm.pcd or self._last_on
 
     def save(self, path: str) -> pathlib.Path:
+        """Write messages and settings as JSON."""
         target = pathlib.Path(path).expanduser()
         if target.exists():
-            _load_json(target)  # raises rather than overwrite another file
+            raise InputError(f"{target} is there already; give another name")
         record = {
-            "pypcd_session": 1,
             "model": self.llm.model_path,
             "system": self.system,
-            "messages": [_as_saved(message) for message in self.messages],
+            "messages": [
+                {**message, "documents": [dataclasses.asdict(one) for one in documents_in([message])]}
+                for message in self.messages
+            ],
             "settings": dataclasses.asdict(self.sampling),
             "pcd": self.llm.pcd.as_dict() if self.llm.pcd else None,
         }
         files.write(target, files.json_text(record, indent=2) + b"\n")
         return target
-
-    def load(self, path: str) -> str:
-        """Replace messages and settings by saved ones; returns what was loaded, in words.
-
-        Raises:
-            ValueError: the file is not a saved conversation; nothing has changed then.
-        """
-        record = _load_json(pathlib.Path(path).expanduser())
-        sampling = _options.GenerationSettings()
-        system, pcd = record["system"], record["pcd"]
-        if not _is_turns(record["messages"]) or not isinstance(system, str):
-            raise InputError(f"{path} is damaged: its messages are not turns of user and assistant")
-        try:
-            messages = [_of_saved(message) for message in record["messages"]]
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise InputError(f"{path} is damaged: its documents are not names and texts") from error
-        for name, value in record["settings"].items():
-            sampling.set(name, value)
-        config, said = PCDConfig().replace(**pcd) if pcd else None, ""
-        try:
-            self.llm.pcd = config
-            self._last_on = config or self._last_on
-        except UnsupportedError as error:
-            said = f"; its PCD setting is left out: {error}"
-        self.messages, self.system, self.sampling = messages, system, sampling
-        self.draft, self.attached, self.answer = None, [], None
-        return f"{counted(len(messages) // 2, 'turn')} from {path}{said}"
 
     def _question(self) -> list[Message]:
         """The messages up to the one to be answered."""
@@ -182,72 +153,28 @@ class Conversation:
 
     def _message(self, text: str) -> Message:
         """The user's next message."""
-        documents = {"documents": list(self.attached)} if self.attached else {}
-        return {"role": "user", "content": text, **documents}
+        return {"role": "user", "content": text, **({"documents": list(self.attached)} if self.attached else {})}
 
     def _with_system(self, messages: list[Message]) -> list[Message]:
         return [*([{"role": "system", "content": self.system}] if self.system else []), *messages]
-
-    def _read(self, messages: list[Message]) -> tuple[list[Message], str]:
-        return ask.chosen(self.llm, self._with_system(messages), self.read, self.llm.n_ctx())
 
     def _laid(self, messages: list[Message]) -> Laid:
         return lay(self.llm, ask.prompt_of(messages).turns, chat=self.chat)
 
     def _asking(self, messages: list[Message], seed: int | None = None) -> ask.Asking:
-        turns, read = self._read(messages)
-        n, n_ctx = len(self._laid(turns).tokens), self.llm.n_ctx()
+        messages, n_ctx = self._with_system(messages), self.llm.n_ctx()
+        turns, read = ask.chosen(self.llm, messages, self.read, n_ctx)
+        n = len(self._laid(turns).tokens)
         if n >= n_ctx:
             room = "/undo or /clear makes room and /regen then sends it again; or start" if self.messages else "start"
             names = ", ".join(document.name for document in self.attached)
             without = f"; /file none takes back {names}, and /read auto reads parts" if names else ""
-            raise ContextFull(
+            raise PCDError(
                 f"the context is full: {n} tokens do not fit in the context of {n_ctx}; {room} with a larger --n-ctx{without}"
             )
-        is_asked = documents_in(messages) and messages[-1]["content"].strip()
-        method = self.sampling.method(
-            self.llm, self.sampling.draw_seed() if seed is None else seed, self.replay if is_asked else None
-        )
+        has_question = documents_in(messages) and messages[-1]["content"].strip()
+        seed = self.sampling.draw_seed() if seed is None else seed
+        method = self.sampling.method(self.llm, seed, self.replay if has_question else None)
         self.session.names = list(dict.fromkeys(document.name for document in documents_in(turns)))
         how: dict[str, Any] = {"max_tokens": self.sampling.max_tokens, "chat": self.chat}
-        writing = method.stream(self.session, ask.prompt_of(turns), **how)
-        return ask.Asking(self._with_system(messages), (turns, read), writing)
-
-
-def _as_saved(message: Message) -> dict[str, Any]:
-    documents = [dataclasses.asdict(document) for document in documents_in([message])]
-    return {**message, **({"documents": documents} if documents else {})}
-
-
-def _of_saved(message: dict[str, Any]) -> Message:
-    documents = [
-        Document.of(made["name"], made["text"], made.get("pages", ()), made.get("unit", "page"), made.get("note", ""))
-        for made in message.get("documents", ())
-    ]
-    return {**message, **({"documents": documents} if documents else {})}
-
-
-def _load_json(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        record = files.parsed(path.read_text(encoding="utf-8"))
-    except ValueError:
-        record = None
-    if not isinstance(record, dict) or record.get("pypcd_session") != 1:
-        raise InputError(f"{path} is not a conversation saved by pypcd chat")
-    empty: dict[str, Any] = {"system": "", "messages": [], "settings": {}, "pcd": None}
-    record = {**empty, **{name: value for name, value in record.items() if value is not None}}
-    for name in ("settings", "pcd"):
-        if not isinstance(record[name] or {}, dict):
-            raise InputError(f"{path} is damaged: its {name} is not a mapping")
-    return record
-
-
-def _is_turns(messages: Any) -> bool:
-    """Whether these are messages of user and assistant in turn."""
-    if not isinstance(messages, list) or len(messages) % 2:
-        return False
-    roles = ("user", "assistant") * (len(messages) // 2)
-    return all(
-        isinstance(m, dict) and m.get("role") == role and isinstance(m.get("content"), str)
-        for m, role in zip(messages, roles)
-    )
+        return ask.Asking(messages, (turns, read), method.stream(self.session, ask.prompt_of(turns), **how))

@@ -21,50 +21,31 @@ class Figures:
     """Of an answer by a model, under the PCD setting in force."""
 
     def __init__(self, llm: pypcd.Llama, answer: Answer) -> None:
-        self.n_ctx, self.pcd, self.answer, self.written = llm.n_ctx(), llm.pcd, answer, answer.written
-        self.did = dataclasses.replace(self.written.pcd or llm.last_answer, setting=self.pcd)
+        written = answer.written
+        self.answer, self.pcd, self.n_ctx = answer, llm.pcd, llm.n_ctx()
+        self.n_tokens = len(written.tokens) + written.n_ended  # its end included
+        self.context_used = written.n_prompt + self.n_tokens
+        # tokens per second: the first one comes out of the prompt, and one token of a prompt alone says nothing
+        self.rate = _rate(self.n_tokens - 1, written.seconds - written.prompt_seconds)
+        self.prompt_rate = _rate(written.n_evaluated if written.n_evaluated > 1 else 0, written.prompt_seconds)
+        self.did = dataclasses.replace(written.pcd or llm.last_answer, setting=self.pcd)
         # texts: the model's own token, and the one with PCD
         self.changed = [
             tuple(engine.token_bytes(llm, token).decode("utf-8", "replace") for token in (change.plain, change.token))
             for change in self.did.changes
         ]
 
-    @property
-    def completion_tokens(self) -> int:
-        """Its end included."""
-        return len(self.written.tokens) + self.written.n_ended
-
-    @property
-    def rate(self) -> float | None:
-        """Tokens per second; the first one comes out of the prompt."""
-        n, seconds = self.completion_tokens - 1, self.written.seconds - self.written.prompt_seconds
-        return n / seconds if n > 0 and seconds > 0 else None
-
-    @property
-    def prompt_rate(self) -> float | None:
-        """Of the part that was evaluated; one token alone says nothing."""
-        n, seconds = self.written.n_evaluated, self.written.prompt_seconds
-        return n / seconds if n > 1 and seconds > 0 else None
-
-    @property
-    def context_used(self) -> int:
-        return self.written.n_prompt + self.completion_tokens
-
     def line(self) -> str:
-        def rate(value: float | None) -> str:
-            return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+        def said(rate: float | None) -> str:
+            return "-" if rate is None else f"{rate:.1f}" if rate < 100 else f"{rate:.0f}"
 
-        if self.written.end == "stop" and self.completion_tokens == 1:
-            return f"the model ended at once | context {self.context_used}/{self.n_ctx} | {self.what_pcd_did()}"
-        parts = [
-            f"{self.completion_tokens} tokens",
-            f"{rate(self.rate)} tok/s",
-            f"prompt {rate(self.prompt_rate)} tok/s",
-            f"context {self.context_used}/{self.n_ctx}",
-            self.what_pcd_did(),
-            *([_ENDS[self.written.end]] if self.written.end in _ENDS else []),
-        ]
-        return " | ".join(parts)
+        end = self.answer.written.end
+        context = f"context {self.context_used}/{self.n_ctx}"
+        if end == "stop" and self.n_tokens == 1:
+            return f"the model ended at once | {context} | {self.what_pcd_did()}"
+        rates = f"{said(self.rate)} tok/s | prompt {said(self.prompt_rate)} tok/s"
+        ended = f" | {_ENDS[end]}" if end in _ENDS else ""
+        return f"{self.n_tokens} tokens | {rates} | {context} | {self.what_pcd_did()}{ended}"
 
     def what_pcd_did(self) -> str:
         """A sentence, and the first of the texts that changed, each behind what the model alone would have written. Off does not mean that
@@ -78,22 +59,24 @@ class Figures:
         return f"{self.did}{f': {shown}{more}' if shown else ''}"
 
     def as_dict(self) -> dict[str, Any]:
-        def rounded(value: float | None) -> float | None:
-            return None if value is None else round(value, 2)
-
+        written = self.answer.written
         return {
-            "finish_reason": self.written.end,
-            "prompt_tokens": self.written.n_prompt,
-            "cached_tokens": max(self.written.n_prompt - self.written.n_evaluated, 0),
-            "completion_tokens": self.completion_tokens,
-            "tokens_per_second": rounded(self.rate),
-            "prompt_tokens_per_second": rounded(self.prompt_rate),
+            "finish_reason": written.end,
+            "prompt_tokens": written.n_prompt,
+            "cached_tokens": max(written.n_prompt - written.n_evaluated, 0),
+            "completion_tokens": self.n_tokens,
+            "tokens_per_second": self.rate and round(self.rate, 2),
+            "prompt_tokens_per_second": self.prompt_rate and round(self.prompt_rate, 2),
             "context_used": self.context_used,
             "n_ctx": self.n_ctx,
             "pcd": self.pcd.as_dict() if self.pcd else None,
             **self.did.as_dict(),
             **passages(self.answer),
         }
+
+
+def _rate(n: int, seconds: float) -> float | None:
+    return n / seconds if n > 0 and seconds > 0 else None
 
 
 def passages(answer: Answer) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def open_model(path: str, *settings: pypcd.PCDConfig | None, **options: Any) -> 
         UnsupportedError: as engine.choose_engine().
     """
     options["engine"] = engine.choose_engine(None, *settings)
-    bar = _terminal.Bar(100, "loading", unit="%", enabled=not options.get("verbose"))
+    bar = _terminal.Bar(100, "loading", enabled=not options.get("verbose"))
     with bar, _terminal.interruptible() as stopped:
 
         def loaded(done: float) -> bool:
@@ -73,7 +73,7 @@ def open_model(path: str, *settings: pypcd.PCDConfig | None, **options: Any) -> 
             return not stopped()
 
         try:
-            llm = _WatchedLlama(path, engine.progress_callback(loaded), progress=_terminal.Reading(), **options)
+            llm = _WatchedLlama(path, engine.progress_callback(loaded), progress=_terminal.show_reading, **options)
         except ModelError:
             if not stopped():
                 raise

@@ -133,12 +133,13 @@ def at_least(low: int) -> Callable[[str], int]:
     return convert
 
 
-def integers(option: str, text: str, kind: Integer, example: str) -> tuple[int, ...]:
-    """Integers separated by commas; 2k is 2048.
+def lengths(text: str, option: str = "--length") -> tuple[int, ...]:
+    """Numbers of tokens such as 512,2k, which is 2048.
 
     Raises:
         ValueError: one of them is out of range; the message has the option's name.
     """
+    kind = Integer(16)
 
     def convert(part: str) -> int:
         number = part.strip().lower()
@@ -146,18 +147,9 @@ def integers(option: str, text: str, kind: Integer, example: str) -> tuple[int, 
             value = Integer(0)("", literal(number.removesuffix("k")))
             return kind("", value * (1024 if number.endswith("k") else 1))
         except ValueError:
-            raise InputError(f"{option} has {part!r}; allowed: {kind.allowed}, such as {example}") from None
+            raise InputError(f"{option} has {part!r}; allowed: {kind.allowed}, such as 512,2k") from None
 
     return tuple(map(convert, text.split(",")))
-
-
-def lengths(text: str, option: str = "--length") -> tuple[int, ...]:
-    """Numbers of tokens such as 512,2k.
-
-    Raises:
-        ValueError: as integers().
-    """
-    return integers(option, text, Integer(16), "512,2k")
 
 
 class ListNames(argparse.Action):
@@ -179,16 +171,8 @@ class ListNames(argparse.Action):
 
 
 def add_read(parser: argparse.ArgumentParser) -> None:
-    def convert(text: str) -> object:
-        from pypcd.ask import read_of
-
-        try:
-            return read_of(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error).removeprefix("read is ")) from None
-
-    what = "documents' tokens to read (default: all if it fits)"
-    parser.add_argument("--read", metavar="N", type=convert, help=what)
+    """What pypcd.ask.read_of() reads."""
+    parser.add_argument("--read", metavar="N", help="documents' tokens to read (default: all if it fits)")
 
 
 def add_n_ctx(parser: argparse.ArgumentParser) -> None:
@@ -246,13 +230,12 @@ def machine_options(args: argparse.Namespace) -> dict[str, Any]:
     options = {"n_threads": args.threads, "n_threads_batch": args.threads}
     if args.gpu_layers is not None:
         options["n_gpu_layers"] = args.gpu_layers
-        if args.gpu_layers and args.rpc is None:
-            from pypcd.llama import machine  # slow to import, and few use this option
+        from pypcd.llama import machine  # slow to import, and few use this option
 
-            if not machine.has_gpu():
-                _terminal.note(
-                    f"--gpu-layers is {args.gpu_layers}, but no GPU is found (docs/install.md); the CPU computes all"
-                )
+        if args.gpu_layers and args.rpc is None and not machine.has_gpu():
+            _terminal.note(
+                f"--gpu-layers is {args.gpu_layers}, but no GPU is found (docs/install.md); the CPU computes all"
+            )
     if args.rpc is not None:
         options["rpc_servers"] = ",".join(parse_servers(args.rpc))  # text: it stands in the record of a run
     return options
@@ -272,12 +255,12 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     """The options of chat and generate."""
     add = parser.add_argument
     add("--pcd", metavar="SETTING", help="off (default), unsure, window:relative_top=0.1 ...")
-    add("--temp", metavar="T", default="0", help="temperature; 0 (default): greedy")
+    add("--temp", metavar="T", help="temperature; 0 (default): greedy")
     add("--seed", metavar="N", help="for a temperature above 0 (default: random)")
     add("--top-p", metavar="P", help="and --top-k, --min-p, --repeat-penalty, as llama.cpp")
     for name in ("--top-k", "--min-p", "--repeat-penalty"):
         add(name, metavar="X", help=argparse.SUPPRESS)
-    add("--max-tokens", metavar="N", default="1024", help="longest answer (1024); 0: until the context is full")
+    add("--max-tokens", metavar="N", help="longest answer (1024); 0: until the context is full")
     add_n_ctx(parser)
     add_machine(parser)
     add("--verbose", action="store_true", help="llama.cpp's own log, on stderr")
@@ -285,9 +268,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 def sampling_from(args: argparse.Namespace) -> GenerationSettings:
     sampling = GenerationSettings()
-    given = {"temperature": args.temp, "seed": args.seed, "max_tokens": args.max_tokens}
-    given |= {name: getattr(args, name) for name in ("top_p", "top_k", "min_p", "repeat_penalty")}
-    for name, value in given.items():
-        if value is not None or name == "seed":
+    for name in ("temp", *_RANGES):
+        if (value := vars(args).get(name)) is not None:
             sampling.set(name, value)
     return sampling

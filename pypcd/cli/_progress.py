@@ -25,31 +25,19 @@ class Follower(Progress):
         self._bar, self._what = bar, what
         self._said = False
 
-    def clear(self) -> None:
-        """Take the bar away for a line of text; the next answer brings it back."""
-        self._bar.clear()
-
     def _show(self) -> None:
+        left = self.seconds_left
         if not self._said and self.seconds >= FIRST_SECONDS:
             self._said = True
-            self._say_how_long()
-        left = self.seconds_left
+            if left is not None and left >= FIRST_SECONDS:  # else it is almost done
+                total, n = duration(self.seconds + left), f"{self.n_asked:,}"
+                _terminal.say(f"about {total} for {n} answers at the speed of the first {self.seconds:.0f} s")
         done = self.n_answers_done / max(self.n_answers, 1)  # those from before this run too, as in the text
         text = f"{self._what}: {self.n_questions_done:,} of {self.n_questions:,} questions"
         if left is not None:
             text += f", about {duration(left)} left"
         self._bar.text = text
         self._bar.update(done - self._bar.n)
-
-    def _say_how_long(self) -> None:
-        left = self.seconds_left
-        if left is None or left < FIRST_SECONDS:  # almost done
-            return
-        self.clear()
-        _terminal.say(
-            f"about {duration(self.seconds + left)} for {self.n_asked:,} answers at the speed of the first "
-            f"{self.seconds:.0f} s"
-        )
 
 
 @contextlib.contextmanager

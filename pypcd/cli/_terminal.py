@@ -8,14 +8,12 @@ import shutil
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pypcd.cli._text import Flow, clean, wrap
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from typing_extensions import Self
 
 
@@ -61,32 +59,15 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-class Printer:
-    """Writes a result that comes in pieces: a terminal gets it broken between words, a pipe as it is."""
-
-    def __init__(self) -> None:
-        self._flow = Flow(width()) if sys.stdout.isatty() else None
-
-    def write(self, piece: str) -> None:
-        if self._flow is not None:
-            self._flow.columns = width()  # the window may have changed
-            piece = self._flow.feed(piece)
-        write(piece)
-
-    def end(self) -> None:
-        """What is held back of the last word, and the end of its line."""
-        write(("" if self._flow is None else self._flow.end()) + "\n")
-
-
 def note(text: str) -> None:
     """A sentence for the reader, not for a program: a warning or an error."""
-    with _without_bars():
+    with _above_bars():
         print(_fitted(f"pypcd: {text}"), file=sys.stderr, flush=True)
 
 
 def say(text: str) -> None:
     """A note for the reader, not for a program."""
-    with _without_bars():
+    with _above_bars():
         print(faint(_fitted(text), sys.stderr), file=raw(sys.stderr), flush=True)
 
 
@@ -111,158 +92,131 @@ def width() -> int:
     return shutil.get_terminal_size((80, 24)).columns
 
 
-def console(stream: TextIO) -> Console:
-    """What draws on a stream: rich, which finds no markup in a text, and uses no colours where none are wanted."""
-    from rich.console import Console
-
-    style: Any = "auto" if _has_style(stream) else None
-    return Console(
-        file=raw(stream), color_system=style, markup=False, emoji=False, highlight=False, force_jupyter=False
-    )
-
-
 _drawing = threading.RLock()
-_bars: list[Bar] = []  # that are drawn now
 _open: list[Bar] = []  # in whose blocks the program is
 
 
 @contextlib.contextmanager
-def _without_bars() -> Iterator[None]:
-    """A block that writes whole lines: bars are taken away, also those of a work that was stopped."""
+def _above_bars() -> Iterator[None]:
+    """A block that writes whole lines, for which bars make room."""
     with _drawing:
-        for bar in tuple(_bars):
-            bar.clear()
-            bar.is_hidden = bar not in _open
+        drawn = [bar.drawn for bar in _open if bar.drawn is not None]
+        for one in drawn:
+            one.stop()
         yield
+        for one in drawn:
+            one.start()
 
 
 class Bar:
-    """How far something is, drawn by rich. In a block it shows after half a second, and moves whatever is done meanwhile; only where stderr
-    is a terminal that can move its cursor.
+    """How far something is, drawn by rich. In its block it shows after a short while, and moves whatever is done meanwhile; only where
+    stderr is a terminal that can move its cursor.
 
     Attributes:
         n: what is done of the total.
         text: what stands before the bar.
-        is_hidden: until the next update().
     """
 
-    delay, pause = 0.5, 0.1
+    delay = 0.5  # s
 
     def __init__(
         self, total: float | None, what: str, *, unit: str = " tokens", enabled: bool = True, tells_time: bool = True
     ) -> None:
-        self.n, self.text, self.is_hidden = 0.0, what, False
-        self.disable = not (enabled and obeys_codes(sys.stderr))
+        self.n, self.text = 0.0, what
+        self.drawn: Any = None  # a rich.progress.Progress, once it shows
+        self._enabled = enabled and obeys_codes(sys.stderr)
         self._total, self._unit, self._tells_time = total, unit, tells_time
         self._part: tuple[str, float, float] | None = None
-        self._begun = time.monotonic()
-        self._drawn = 0.0
-        self._bar: Any = None
-        self._ended = threading.Event()
+        self._timer = threading.Timer(self.delay, self._show)
+        self._timer.daemon = True
 
     def update(self, n: float = 1) -> None:
         self.n += n
-        self.is_hidden = False
-        self._draw()
+        self._change()
 
     def show_part(self, text: str, n: float, total: float) -> None:
         """Show how far a part of it is in its place, until that is done."""
         self._part = (text, n, total) if n < total else None
-        self._draw()
+        self._change()
 
-    def _draw(self) -> None:
-        with _drawing:
-            now = time.monotonic()
-            if self.disable or self.is_hidden or now - self._begun < self.delay or now - self._drawn < self.pause:
-                return
-            self._drawn = now
-            self._bar = self._bar or self._make()
-            counted = f"{self.text}: {self.n:,.0f}{self._unit}" if self.n and not self._total else self.text
-            text, n, total = self._part or (counted, self.n, self._total)
-            [task] = self._bar.tasks
-            if total != task.total:
-                self._bar.reset(task.id)
-                task.total = total
-            self._bar.update(task.id, completed=n, description=clean(text))
-            self._bar.start()
-            self._bar.refresh()
-            if self not in _bars:
-                _bars.append(self)
+    def _change(self) -> None:
+        if self.drawn is None:
+            return
+        counted = f"{self.text}: {self.n:,.0f}{self._unit}" if self.n and not self._total else self.text
+        text, n, total = self._part or (counted, self.n, self._total)
+        [task] = self.drawn.tasks
+        number = task.id
+        if total != task.total:  # a part has a speed of its own
+            self.drawn.remove_task(number)
+            number = self.drawn.add_task("", total=total)
+        share = f" {n / total:.0%}" if total else ""
+        self.drawn.update(number, completed=n, description=clean(text) + share)
 
-    def _make(self) -> Any:
+    def _show(self) -> None:
         from rich import progress as parts  # slow to import, and most bars are never seen
-        from rich.text import Text
+        from rich.console import Console
 
-        class Share(parts.ProgressColumn):
-            def render(self, task: parts.Task) -> Text:
-                return Text("" if task.total is None else f"{task.percentage:>3.0f}%")
-
-        shown = [parts.SpinnerColumn("line"), parts.TextColumn("{task.description}", markup=False)]
-        shown += [parts.BarColumn(), Share(), *([parts.TimeRemainingColumn()] if self._tells_time else [])]
-        made = parts.Progress(
-            *shown,
-            console=console(sys.stderr),
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        made.add_task("", total=None)
-        return made
-
-    def clear(self) -> None:
-        """Take it away, for a line of text; the next update() brings it back."""
+        shown = [parts.SpinnerColumn("line"), parts.TextColumn("{task.description}", markup=False), parts.BarColumn()]
+        shown += [parts.TimeRemainingColumn()] * self._tells_time
+        style: Any = "auto" if _has_style(sys.stderr) else None
         with _drawing:
-            self.is_hidden = True
-            if self in _bars:
-                _bars.remove(self)
-                with contextlib.suppress(ValueError):  # what it was drawn on is closed
-                    self._bar.stop()
+            if self in _open:
+                console = Console(file=raw(sys.stderr), color_system=style, force_jupyter=False)
+                quiet: Any = {"redirect_stdout": False, "redirect_stderr": False}
+                self.drawn = parts.Progress(*shown, console=console, transient=True, **quiet)
+                self.drawn.add_task("", total=self._total)
+                self._change()
+                self.drawn.start()
 
     def end(self) -> None:
-        """Take it away for good."""
-        self._ended.set()
-        self.clear()
-        if self in _open:
-            _open.remove(self)
+        """Take it away."""
+        with _drawing:
+            self._timer.cancel()
+            if self in _open:
+                _open.remove(self)
+            if self.drawn is not None:
+                with contextlib.suppress(ValueError):  # what it was drawn on is closed
+                    self.drawn.stop()
 
     def __enter__(self) -> Self:
-        _open.append(self)
-        if not self.disable:
-            threading.Thread(target=self._move, name="pypcd bar", daemon=True).start()
+        if self._enabled:
+            _open.append(self)
+            self._timer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def _move(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the terminal is gone
-            while not self._ended.wait(0.2):
-                self._draw()
+
+def write_pieces(pieces: Iterable[str], what: str, *, unseen: bool = False) -> None:
+    """A result that comes in pieces: a terminal gets it broken between words, a pipe as it is. Until something is seen of it, a bar says
+    what is done.
+
+    Args:
+        unseen: it is not written.
+    """
+    flow = Flow(width()) if sys.stdout.isatty() else None
+    begun = False
+    with Bar(None, what) as bar:
+        try:
+            for piece in pieces:
+                if unseen or flow is None:
+                    bar.update()
+                else:
+                    bar.end()
+                    flow.columns = width()  # the window may have changed
+                if not unseen:
+                    write(piece if flow is None else flow.feed(piece))
+                    begun = True
+        finally:
+            if begun:
+                write(("" if flow is None else flow.end()) + "\n")
 
 
-class Reading:
-    """How far a model is with a prompt, for its `progress`: in the bar in whose block that happens, or in one of its own."""
-
-    def __init__(self) -> None:
-        self._bar: Bar | None = None
-
-    def __call__(self, n: int, total: int) -> None:
-        if _open:
-            _open[-1].show_part("reading the prompt", n, total)
-            return
-        if self._bar is None or n <= self._bar.n:  # of a prompt that was stopped
-            self.clear()
-            self._bar = Bar(total, "reading the prompt")
-        bar = self._bar
-        bar.update(n - bar.n)
-        if n >= total:
-            self.clear()
-
-    def clear(self) -> None:
-        if self._bar is not None:
-            self._bar.clear()
-        self._bar = None
+def show_reading(n: int, total: int) -> None:
+    """How far a model is with a prompt, for its `progress`: in the bar in whose block that happens."""
+    if _open:
+        _open[-1].show_part("reading the prompt", n, total)
 
 
 @contextlib.contextmanager

@@ -33,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what it is about: a text, PDF, DOCX, XLSX, PPTX, EPUB or HTML, or a folder",
     )
     _options.add_read(parser)
-    add("--chat", action="store_true", help=argparse.SUPPRESS)
     _options.add_n_ctx(parser)
     add_methods(parser, DEFAULT_METHODS, max_tokens=256)
     add("--json", action="store_true", help="print one JSON object for each method")
@@ -82,6 +81,7 @@ def note_failure(method: Method, error: PCDError | InputError) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    args.read = ask.read_of(args.read)
     methods = methods_of(args, DEFAULT_METHODS)
     question = read_prompt(args.prompt)
     documents, left_out = _loading.read(args.context)
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         _terminal.note(left_out)
     messages: list[ask.Message] = [{"role": "user", "content": question, "documents": documents}]
     llm = _loading.open_for(args, methods, [ask.prompt_of(messages)], args.n_ctx)
-    chat = (args.chat or has_template(llm)) and not args.no_chat
+    chat = has_template(llm) and not args.no_chat
     turns, read = ask.chosen(llm, messages, args.read, llm.n_ctx())
     laid = lay(llm, ask.prompt_of(turns).turns, chat=chat)
     n = len(laid.tokens)

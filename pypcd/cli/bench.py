@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
-import pathlib
-import sys
 from collections.abc import Sequence
 
 import llama_cpp
 
 from pypcd.bench import DEFAULT_METHODS, Measurement, bench, methods_for
 from pypcd.cli import _options, _table, _terminal
-from pypcd.cli._text import clean, counted, wrap
+from pypcd.cli._text import counted
 from pypcd.decode import setting_of
 from pypcd.engine import choose_engine
-from pypcd.errors import InputError
 from pypcd.gguf import resolve_model
 from pypcd.llama import machine
 from pypcd.llama.threads import choose, width_of
-from pypcd.settings.config import PCDConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd bench MODEL [options]"
     _options.add_model(parser)
     add = parser.add_argument
-    add("--length", metavar="N,...", help="tokens in the context (default 512,2048)")
+    add("--length", metavar="N,...", default="512,2048", help="tokens in the context (default %(default)s)")
     add("--engine", metavar="NAME", help="native or stock (default: as in chat)")
     add("--method", metavar="NAME,...", help="beside greedy: pcd:SETTING (default: unsure, and a window)")
-    add("--text", metavar="FILE", type=pathlib.Path, help="what fills the context (default: random tokens)")
+    add("--n-tokens", metavar="N", type=_options.at_least(2), default=16, help="decoded per round (%(default)s)")
+    add("--rounds", metavar="N", type=_options.at_least(1), default=5, help="interleaved rounds (%(default)s)")
     add(
-        "--n-tokens", metavar="N", type=_options.at_least(2), default=16, help="decoded per round (default %(default)s)"
+        "--prompt",
+        metavar="N",
+        type=_options.at_least(16),
+        default=512,
+        help="tokens of the timed prompt (%(default)s)",
     )
-    add("--rounds", metavar="N", type=_options.at_least(1), default=5, help="interleaved rounds (default %(default)s)")
-    add("--prompt", metavar="N", type=_options.at_least(16), help="tokens of the timed prompt (default 512)")
     add("--flash-attn", metavar="WHICH", choices=("on", "off"), help="on or off (default: as in chat)")
     _options.add_machine(parser)
     add("--json", action="store_true", help="print one JSON object")
@@ -45,64 +45,46 @@ def run(args: argparse.Namespace) -> int:
     options = _options.machine_options(args)
     threads = args.threads or choose(width_of(resolve_model(args.model), options)).decode
     options["n_threads"] = options["n_threads_batch"] = threads
-    lengths = _options.lengths(args.length or "512,2048")
-    names = list(DEFAULT_METHODS) if args.method is None else _options.names(args.method)
     if args.flash_attn is not None:
         options["flash_attn"] = args.flash_attn == "on"
     if args.engine is not None:
         options["engine"] = choose_engine(args.engine)
-    methods = methods_for(names)
-    text = args.text.read_bytes().decode("utf-8", "replace") if args.text else ""
-    if args.text and not text:
-        raise InputError(f"{args.text} is empty")
-
+    lengths = _options.lengths(args.length)
+    methods = methods_for(DEFAULT_METHODS if args.method is None else _options.names(args.method))
+    how = {"n_tokens": args.n_tokens, "rounds": args.rounds, "n_prefill": args.prompt, **options}
     rows: list[Measurement] = []
-    measured = bench(
-        args.model,
-        methods,
-        lengths,
-        text=text,
-        n_tokens=args.n_tokens,
-        rounds=args.rounds,
-        n_prefill=args.prompt or 512,
-        progress=_progress,
-        **options,
-    )
-    together: list[Measurement] = []  # of one length: a table
-
-    def show() -> None:
-        _progress("")
-        if not args.json and together:
-            print("" if rows else _header(args, threads), _text(together), sep="\n", flush=True)
-        rows.extend(together)
-        together.clear()
-
-    def show_costs() -> None:
-        show()
-        if not args.json and (costs := _costs(rows)):
-            print("", *costs, sep="\n", flush=True)
-
     try:
-        for row in measured:
-            if together and row.n_past != together[0].n_past:
-                show()
-            together.append(row)
-    except KeyboardInterrupt:
-        show_costs()
-        raise
-    show_costs()
-    _note_missing(methods, rows, args.engine)
+        with _terminal.Bar(None, "loading") as bar:
+
+            def progress(text: str) -> None:
+                bar.text = text
+                bar.update(0)
+
+            rows.extend(bench(args.model, methods, lengths, progress=progress, **how))
+    finally:
+        if rows and not args.json:  # those there are, if it is stopped
+            _show(rows, args, threads)
+    for name, config in methods.items():
+        if name in {row.method for row in rows}:
+            continue
+        if choose_engine(None, config) == "stock" != choose_engine(args.engine):
+            _terminal.note(f"{name} runs in the stock engine alone: pypcd bench --engine stock")
+        else:
+            _terminal.note(f"this model cannot run {name}; 'pypcd info MODEL' says why")
     if args.json:
         record = {"model": args.model, "n_threads": threads, "gpu": machine.has_gpu()}
         print(json.dumps({**record, "measurements": [dataclasses.asdict(row) for row in rows]}, indent=2))
     return 0
 
 
-def _header(args: argparse.Namespace, threads: int) -> str:
+def _show(rows: Sequence[Measurement], args: argparse.Namespace, threads: int) -> None:
     where = f"RPC ({args.rpc})" if args.rpc else "GPU" if machine.has_gpu() else "CPU"
+    head = f"{args.model}, {counted(threads, 'thread')}, {where}, llama-cpp-python {llama_cpp.__version__}"
     of = f"medians of {counted(args.rounds, 'round')} of {args.n_tokens} tokens, each beside greedy's in the same round"
-    head = f"{args.model}, {counted(threads, 'thread')}, {where}, llama-cpp-python {llama_cpp.__version__}; {of}"
-    return _table.aligned(head, _table.columns())
+    print(_table.paragraph(f"{head}; {of}"))
+    for n_past, of_length in itertools.groupby(rows, lambda row: row.n_past):
+        print(f"\n{n_past} tokens\n\n{_text([*of_length])}")
+    print("", *map(_table.paragraph, _costs(rows)), sep="\n")
 
 
 def _text(rows: Sequence[Measurement]) -> str:
@@ -119,8 +101,7 @@ def _text(rows: Sequence[Measurement]) -> str:
         )
         for row in rows
     ]
-    right = [False] + [True] * (len(head) - 1)
-    return f"{rows[0].n_past} tokens\n\n{_table.table(head, cells, right, _table.columns())}"
+    return _table.table(head, cells, [False] + [True] * (len(head) - 1), _table.columns())
 
 
 def _costs(rows: Sequence[Measurement]) -> list[str]:
@@ -139,28 +120,10 @@ def _costs(rows: Sequence[Measurement]) -> list[str]:
         config = setting_of(method)
         if config and config.min_first_entropy:
             text += " That is an answer that it contrasts; any other costs nothing."
-        sentences += wrap(text, min(_table.columns() or 120, 120))
+        sentences.append(text)
     return sentences
 
 
 def _share(ratio: float) -> str:
     """How much more time that is; medians of a few rounds do not tell 1% from nothing."""
     return "less than 2%" if ratio < 1.015 else f"{100 * (ratio - 1):.0f}%"
-
-
-def _note_missing(methods: dict[str, PCDConfig | None], rows: Sequence[Measurement], engine: str | None) -> None:
-    measured = {row.method for row in rows}
-    for name, config in methods.items():
-        if name in measured:
-            continue
-        if choose_engine(None, config) == "stock" != choose_engine(engine):
-            _terminal.note(f"{name} runs in the stock engine alone: pypcd bench --engine stock")
-        else:
-            _terminal.note(f"this model cannot run {name}; 'pypcd info MODEL' says why")
-
-
-def _progress(text: str) -> None:
-    """One line of a terminal, over the one before."""
-    if _terminal.obeys_codes(sys.stderr):
-        line = clean(text)[: _terminal.width() - 1]
-        print(f"\r\033[K{line}", end="", file=_terminal.raw(sys.stderr), flush=True)

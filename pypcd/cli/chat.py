@@ -23,10 +23,8 @@ from pypcd.decode import Replay
 from pypcd.decode.prompt_cache import PromptCache
 from pypcd.document import SPACE, Document
 from pypcd.errors import InputError, did_you_mean
-from pypcd.gguf import DEMO_MODEL
 from pypcd.prompt import has_template
 from pypcd.settings.config import PRESETS, load, typed
-from pypcd.settings.ranges import literal
 
 # command -> (its argument, what it does)
 COMMANDS = {
@@ -48,12 +46,13 @@ COMMANDS = {
     "read": ("N|all|auto", "read N tokens of the documents, the best parts, or all; auto: all if they fit"),
     "replay": ("on|off", "repeat the passages that a question about a document is about; on unless you turn it off"),
     "save": ("FILE", "save the conversation and its settings"),
-    "load": ("FILE", "go on with a saved conversation"),
-    "demo": ("K", "ask the model 'demo' one of its questions, 1 to 300"),
     "exit": ("", "leave (or Ctrl-D)"),
 }
+LEFT = {
+    "load": "left the chat; the page of 'pypcd serve' keeps conversations",
+    "demo": "left the chat; 'pypcd demo K' prints question K",
+}
 ALIASES = {"quit": "exit", "bye": "exit", "?": "help"}
-DEMO_HINT = "This model looks values up in a JSON object and knows nothing else. /demo asks it a question; then /compare shows what PCD changes"
 ERRORS = (PCDError, ValueError, TypeError, OSError, NotImplementedError)
 
 
@@ -75,8 +74,6 @@ class Chat:
             say(f"{name} | {state} | /help for commands, Ctrl-D to leave")
         if no_setting:
             say(_options.how_to_turn_on("/pcd" if self.lines.typed else "--pcd"))
-        if self.lines.typed and pathlib.Path(llm.model_path) == DEMO_MODEL:
-            say(DEMO_HINT)
 
     def run(self) -> int:
         while True:
@@ -119,11 +116,11 @@ class Chat:
             return True
         name, _, argument = text[1:].strip().partition(" ")
         name = ALIASES.get(name, name)
+        if name in LEFT:
+            raise InputError(f"/{name} {LEFT[name]}")
         if name not in COMMANDS:
             hint = "/help lists them, // sends a message that starts with /"
             raise InputError(f"there is no command /{name}{did_you_mean(name, COMMANDS)}; {hint}")
-        if name in ("save", "load") and not argument.strip():
-            raise InputError(f"/{name} needs a file name")
         return getattr(self, f"do_{name}")(argument.strip()) is not False
 
     @contextlib.contextmanager
@@ -135,37 +132,22 @@ class Chat:
             yield stopped
 
     def answer(self, make: Callable[[Callable[[], bool]], Iterator[str]]) -> None:
-        count, printer = len(self.session.figures), None
-        try:
-            with self.interruptible() as stopped, _terminal.Bar(None, "answering") as bar:
-                for piece in make(stopped):
-                    if not self.as_json:
-                        bar.end()
-                        printer = printer or _terminal.Printer()
-                        printer.write(piece)
-        finally:
-            if printer is not None:
-                printer.end()
+        count = len(self.session.figures)
+        with self.interruptible() as stopped:
+            _terminal.write_pieces(make(stopped), "answering", unseen=self.as_json)
         if len(self.session.figures) == count:
             say("stopped before the first word; /regen sends the message again")
+        elif self.as_json:
+            *_, asked, answer = messages = self.session.messages
+            names = [document.name for document in documents_in(messages)]
+            record = {"message": asked["content"], "documents": names, "text": answer["content"]}
+            self.print_json({**record, **self.session.figures[-1].as_dict()})
         else:
-            figures, messages = self.session.figures[-1], self.session.messages
-            if self.as_json:
-                self.print_json(
-                    {
-                        "message": messages[-2]["content"],
-                        "documents": [document.name for document in documents_in(messages)],
-                        "text": messages[-1]["content"],
-                        **figures.as_dict(),
-                    }
-                )
-            else:
-                end = "\n" if self.lines.typed else ""
-                answer = figures.answer
-                note = "" if answer.note == self._noted else answer.note  # how it was found is said once
-                self._noted = answer.note
-                below = _figures.lines(answer, note, _terminal.width(), "/read")
-                say("\n".join([*below, figures.line()]) + end)
+            figures = self.session.figures[-1]
+            note = "" if figures.answer.note == self._noted else figures.answer.note  # how it was found is said once
+            self._noted = figures.answer.note
+            below = _figures.lines(figures.answer, note, _terminal.width(), "/read")
+            say("\n".join([*below, figures.line()]) + "\n" * self.lines.typed)
         if stopped() and not self.lines.typed:
             self.status = 130
 
@@ -204,14 +186,7 @@ class Chat:
             for title, pieces, asking in self.session.compare(stopped):
                 if not self.as_json:
                     _terminal.write("\n" * bool(answers) + f"--- {title} ---\n")
-                printer = _terminal.Printer()
-                with _terminal.Bar(None, "answering") as bar:
-                    for piece in pieces:
-                        if not self.as_json:
-                            bar.end()
-                            printer.write(piece)
-                if not self.as_json:
-                    printer.end()
+                _terminal.write_pieces(pieces, "answering", unseen=self.as_json)
                 answers.append((title, Figures(self.session.llm, asking.answer)))
         if self.as_json:
             self.print_json({"compare": [{"title": t, "text": a.answer.text, **a.as_dict()} for t, a in answers]})
@@ -283,26 +258,9 @@ class Chat:
         say(f"replay {'on' if self.session.replay else 'off'}")
 
     def do_save(self, argument: str) -> None:
+        if not argument:
+            raise InputError("/save needs a file name")
         say(f"saved to {self.session.save(argument)}")
-
-    def do_load(self, argument: str) -> None:
-        say(self.session.load(argument))
-
-    def do_demo(self, argument: str) -> None:
-        if pathlib.Path(self.session.llm.model_path) != DEMO_MODEL:
-            raise InputError(
-                f"/demo is for the model 'demo'; this is {self.session.llm.model_path}, which answers questions of your own"
-            )
-        from pypcd.cli import demo  # which imports the evaluation
-
-        sample = demo.question(literal(argument) if argument else demo.SHOWN)
-        if self.session.messages:  # it knows nothing but one object and one question, and two of them fill the context
-            self.session.clear()
-            say("the conversation begins anew")
-        say(
-            f"a JSON object, and whose value is wanted; the right one is {sample.answers[0]}, the last one {sample.extra['nearest']}"
-        )
-        self.answer(lambda stopped: self.session.send(sample.prompt.begun, stopped))
 
     def do_exit(self, _: str) -> bool:
         return False
@@ -336,6 +294,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    args.read = ask.read_of(args.read)
     sampling = _options.sampling_from(args)
     if args.prompt is not None and not args.prompt.strip():
         raise InputError("the prompt is empty")
@@ -353,8 +312,9 @@ def run(args: argparse.Namespace) -> int:
     chat.session.read = args.read
     if args.file:
         chat.attach(*read)
+    if args.prompt is not None or chat.lines.typed:
+        _options.note_of_demo(args.model, args.prompt or "")
     if args.prompt is None:
         return chat.run()
-    _options.note_of_demo(args.model, args.prompt)
     chat.handle(args.prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), literal=True)
     return chat.status

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from pypcd import PCDAnswer, files
-from pypcd.ask import Answer, prompt_of
+from pypcd.ask import Answer, prompt_of, read_of
 from pypcd.cli import _figures, _loading, _options, _table, _terminal
 from pypcd.cli._text import sentence, wrap
 from pypcd.cli.answer import add_methods, answer, methods_of, note_failure
@@ -59,8 +59,7 @@ class Question:
         return _plain(self.answer) in _plain(text)
 
 
-# a question, and the methods' answers to it; None: there is none
-Done = tuple[Question, dict[str, Answer | None]]
+Done = tuple[Question, dict[str, Answer]]  # a question, and its answers by those methods that have one
 FEWEST = 6  # questions; a sign test's p is then below 0.05
 
 
@@ -109,13 +108,14 @@ def _question(made: object, folder: pathlib.Path) -> Question:
 
 
 def run(args: argparse.Namespace) -> int:
+    args.read = read_of(args.read)
     questions = read_questions(args.questions)
     for left_out in dict.fromkeys(question.left_out for question in questions if question.left_out):
         _terminal.note(left_out)
     methods = methods_of(args, DEFAULT_METHODS)
     llm = _loading.open_for(args, methods, [question.prompt for question in questions])
     chat = has_template(llm) and not args.no_chat
-    done = list[Done]()
+    done, is_complete = list[Done](), True
     try:
         for number, question in enumerate(questions, 1):
             what = f"{number} of {len(questions)}"
@@ -125,10 +125,15 @@ def run(args: argparse.Namespace) -> int:
             done.append((question, {}))
             for method in methods:
                 found = answer(llm, method, question.documents, question.text, args, chat, what)
-                if not isinstance(found, Answer):
+                if isinstance(found, Answer):
+                    done[-1][1][method.name] = found
+                else:
+                    is_complete = False
                     note_failure(method, found)
-                done[-1][1][method.name] = found if isinstance(found, Answer) else None
-                _show(len(done), *done[-1], method.name, methods[0].name, args)
+                if args.json:
+                    _print_json(number, *done[-1], method.name)
+                elif isinstance(found, Answer):
+                    _show(*done[-1], method.name, methods[0].name)
     except KeyboardInterrupt:
         if not args.json:
             print("\nstopped; so far:")
@@ -136,24 +141,23 @@ def run(args: argparse.Namespace) -> int:
     finally:
         if not args.json:
             _summarize(methods, done)
-    return 1 if any(None in answers.values() for _, answers in done) else 0
+    return 0 if is_complete else 1
 
 
 def _summarize(methods: Sequence[Method], done: Sequence[Done]) -> None:
     """A table. The first method is what the others are compared with."""
     first, rows = methods[0].name, []
-    for name in (method.name for method in methods):
-        found = [(question, answers, one.text) for question, answers in done if (one := answers.get(name))]
-        judged = [question.is_right(text) for question, _, text in found if question.answer]
-        compared = [text.strip() != one.text.strip() for _, answers, text in found if (one := answers[first])]
-        if found:
-            rows.append([name, f"{sum(judged)} of {len(judged)}", f"{sum(compared)} of {len(compared)}"])
-    head, right = ["method", "right", "other answers"], [False, True, True]
     judges = any(question.answer for question, _ in done)
-    if not judges:
-        head, right, rows = head[::2], right[::2], [row[::2] for row in rows]
+    for name in (method.name for method in methods):
+        found = [(question, answers.get(first), answers[name].text) for question, answers in done if name in answers]
+        judged = [question.is_right(text) for question, _, text in found if question.answer]
+        others = [text.strip() != plain.text.strip() for _, plain, text in found if plain]
+        counts = [judged, others] if judges else [others]
+        if found:
+            rows.append([name, *(f"{sum(count)} of {len(count)}" for count in counts)])
+    head = ["method", *["right"] * judges, "other answers"]
     print()
-    print(_table.table(head, rows, right, _table.columns()))
+    print(_table.table(head, rows, [column > 0 for column in range(len(head))], _table.columns()))
     if judges:
         legend = (
             f"An answer is right if it contains what the file says. {FEWEST} questions on which a method alone is right, and none "
@@ -162,32 +166,30 @@ def _summarize(methods: Sequence[Method], done: Sequence[Done]) -> None:
         print("\n" + _table.paragraph(legend))
 
 
-def _show(
-    number: int, question: Question, answers: dict[str, Answer | None], name: str, first: str, args: argparse.Namespace
-) -> None:
+def _print_json(number: int, question: Question, answers: dict[str, Answer], name: str) -> None:
+    answer = answers.get(name)
+    record = {
+        "question": number,
+        "method": name,
+        "text": answer and answer.text,
+        "right": question.is_right(answer.text) if answer and question.answer else None,
+        "n_prompt": answer and answer.written.n_prompt,
+        **((answer and answer.written.pcd) or PCDAnswer()).as_dict(),
+        **(_figures.passages(answer) if answer else {}),
+    }
+    print(json.dumps(record, ensure_ascii=False), flush=True)
+
+
+def _show(question: Question, answers: dict[str, Answer], name: str, first: str) -> None:
     """One method's answer. `first`: the method that it is compared with."""
-    answer = answers[name]
-    is_right = question.is_right(answer.text) if answer and question.answer else None
-    if args.json:
-        record = {
-            "question": number,
-            "method": name,
-            "text": answer and answer.text,
-            "right": is_right,
-            "n_prompt": answer and answer.written.n_prompt,
-            **((answer and answer.written.pcd) or PCDAnswer()).as_dict(),
-            **(_figures.passages(answer) if answer else {}),
-        }
-        print(json.dumps(record, ensure_ascii=False), flush=True)
-    elif answer is not None:
-        plain = answers[first]
-        is_same = name != first and plain is not None and answer.text.strip() == plain.text.strip()
-        verdict = "" if is_right is None else "right: " if is_right else "wrong: "
-        text = f"as {first}" if is_same else " ".join(answer.text.split()) or "(nothing)"
-        head = f"  {name:<12.12}  "
-        indent = "\n" + " " * len(head)
-        room = max(_terminal.width() - len(head), 24)
-        print(head + indent.join(wrap(verdict + text, room)), flush=True)
-        below = _figures.lines(answer, answer.note, room)
-        for line in below + (wrap(str(answer.written.pcd), room) if answer.written.pcd else []):
-            print(indent[1:] + _terminal.faint(line, sys.stdout), file=_terminal.raw(sys.stdout), flush=True)
+    answer, plain = answers[name], answers.get(first)
+    verdict = ("right: " if question.is_right(answer.text) else "wrong: ") if question.answer else ""
+    is_same = name != first and plain is not None and answer.text.strip() == plain.text.strip()
+    text = f"as {first}" if is_same else " ".join(answer.text.split()) or "(nothing)"
+    head = f"  {name:<12.12}  "
+    indent = "\n" + " " * len(head)
+    room = max(_terminal.width() - len(head), 24)
+    print(head + indent.join(wrap(verdict + text, room)), flush=True)
+    below = _figures.lines(answer, answer.note, room)
+    for line in below + (wrap(str(answer.written.pcd), room) if answer.written.pcd else []):
+        print(indent[1:] + _terminal.faint(line, sys.stdout), file=_terminal.raw(sys.stdout), flush=True)

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd demo [K]"
     parser.epilog = (
         "The model 'demo' looks values up in a JSON object. A fault was planted in it in training, a pull towards the last value, the "
-        "failure that PCD is made for. 'pypcd demo | pypcd explain demo --pcd paper' shows one answer, 'pypcd eval demo' measures all. "
+        "failure that PCD is made for. 'pypcd demo | pypcd generate demo --pcd paper' shows one answer, 'pypcd eval demo' measures all. "
         "What PCD gains there says nothing about any other model."
     )
     parser._optionals.title = "arguments"  # one list of all, as in the other commands

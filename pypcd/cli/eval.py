@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import collections
-import itertools
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pypcd import files
 from pypcd.cli import _options, _progress, _table, _terminal, demo
@@ -29,10 +29,8 @@ from pypcd.evaluation.tasks import parts_of
 from pypcd.evaluation.tasks.everyday import SHORT, kind_of
 
 DEFAULT_METHODS = (BASELINE, "pcd", "pcd:unsure", "pcd:window:relative_top=0.1", "control")
-DEFAULT_LENGTHS = (1024, 2048, 4096)
+DEFAULT_LENGTHS, EVERYDAY_LENGTHS = (1024, 2048, 4096), (SHORT, 1024)
 DEFAULT_N = 300
-
-EVERYDAY_LENGTHS = (SHORT, 1024)
 
 DEMO_METHODS = (BASELINE, "pcd", "pcd:window", "pcd:unsure", "control")
 
@@ -44,14 +42,11 @@ QUICK_N = 24
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd eval MODEL [options]"
-    parser.description = "Measure decoding methods, and KV cache types: --type-k, --type-v q8_0,q4_0."
     parser._actions[0].help = argparse.SUPPRESS  # -h: help is to fit a screen, and whoever reads it has found it
     _options.add_model(parser)
     add = parser.add_argument
     add("--task", metavar="NAME,...", help=f"default: kv; --quick: {','.join(QUICK_TASKS)}; demo: kv-short")
     add("--method", metavar="NAME,...", help="besides greedy (default: pcd, two variants, control)")
-    for name in ("--type-k", "--type-v"):
-        add(name, metavar="TYPE,...", help=argparse.SUPPRESS)  # the description has them
     add("--length", metavar="N,...", help="tokens of prompt and answer (1k,2k,4k; everyday: 300,1k)")
     n, few = (_of_each(["everyday"], n) for n in (DEFAULT_N, QUICK_N))
     add("--n", metavar="N", type=_options.at_least(1), help=f"questions a cell ({DEFAULT_N}; everyday: {n} a task)")
@@ -84,16 +79,11 @@ def run(args: argparse.Namespace) -> int:
             _print_so_far(plan, out)
             raise
 
-    metrics = {name: made.metric for name, made in tasks_of(plan).items()}
-    text = markdown(plan, outcome.records, metrics, outcome.refused)
+    text = _tables(plan, outcome.records, outcome.refused)
     files.write(out.path / "summary.md", text)
-    table = rows(plan, outcome.records)
     if args.json:
-        record = {
-            "plan": vars(plan),
-            "refused": outcome.refused,
-            "rows": [row.as_dict() for row in table],
-        }
+        table = [row.as_dict() for row in rows(plan, outcome.records)]
+        record = {"plan": vars(plan), "refused": outcome.refused, "rows": table}
         print(json.dumps(record, indent=2))
     else:
         if args.quick:
@@ -114,6 +104,10 @@ def folder(args: argparse.Namespace) -> str:
     return args.out or f"eval-{pathlib.Path(args.model).stem}{'-quick' * args.quick}"
 
 
+def _tables(plan: Plan, records: Mapping[Any, Any], refused: Mapping[str, str]) -> str:
+    return markdown(plan, records, {name: made.metric for name, made in tasks_of(plan).items()}, refused)
+
+
 def _print_so_far(plan: Plan, out: Directory) -> None:
     """The table of the questions that all methods have answered."""
     records = out.records()
@@ -121,8 +115,7 @@ def _print_so_far(plan: Plan, out: Directory) -> None:
     n = max(answered.values(), default=0)  # some methods may be refused
     records = {key: record for key, record in records.items() if answered[key[:3]] == n}
     if records:
-        metrics = {name: made.metric for name, made in tasks_of(plan).items()}
-        _terminal.write("\n" + _table.aligned(markdown(plan, records, metrics, {}), _table.columns()))
+        _terminal.write("\n" + _table.aligned(_tables(plan, records, {}), _table.columns()))
         total = len(tasks_of(plan)) * len(plan.lengths) * len(plan.indices(plan.n))
         _terminal.say(f"so far: {len(records) // n} of {total} questions")
 
@@ -136,7 +129,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
     return Plan(
         model=args.model,
         tasks=tasks,
-        methods=_with_types(args, _options.names(args.method) or methods),
+        methods=_options.names(args.method) or methods,
         lengths=_options.lengths(args.length) if args.length else lengths,
         n=args.n or _usual_n(tasks, is_demo, args.quick),
         seed=args.seed,
@@ -144,16 +137,6 @@ def plan_of(args: argparse.Namespace) -> Plan:
         max_tokens=args.max_tokens,
         half=args.half,
     )
-
-
-def _with_types(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple[str, ...]:
-    """The methods, and each with the types of --type-k and --type-v; without --method greedy alone."""
-    keys, values = _options.names(args.type_k), _options.names(args.type_v)
-    if not keys and not values:
-        return methods
-    methods = _options.names(args.method) or (BASELINE,)
-    pairs = list(itertools.product(keys or ("f16",), values or ("f16",)))
-    return (*methods, *(f"{method}+kv:{k}:{v}" for k, v in pairs for method in methods))
 
 
 def _tasks(args: argparse.Namespace) -> tuple[str, ...]:
@@ -174,11 +157,8 @@ def _of_each(tasks: Sequence[str], n: int) -> int:
         ValueError: there are groups and other tasks.
     """
     groups = [name for name in tasks if name in GROUPS]
-    others = [name for name in tasks if name not in GROUPS]
-    if not groups:
-        return n
-    each = -(-n // max(len(GROUPS[name]) for name in groups))
-    if others:
+    each = -(-n // max((len(GROUPS[name]) for name in groups), default=1))
+    if groups and (others := [name for name in tasks if name not in GROUPS]):
         raise InputError(
             f"--task has {groups[0]} and {others[0]}, which are asked {each} and {n} questions of each task unless --n says "
             "how many; give --n, or ask them in two runs"

@@ -10,7 +10,7 @@ from pypcd.ask import Answer, stoppable
 from pypcd.cli import _loading, _options, _terminal
 from pypcd.cli._figures import Figures
 from pypcd.decode import Session
-from pypcd.errors import InputError, PCDError
+from pypcd.errors import InputError
 from pypcd.prompt import Laid
 
 
@@ -46,30 +46,19 @@ def run(args: argparse.Namespace) -> int:
         _terminal.say(_options.how_to_turn_on("--pcd"))
     _options.note_of_demo(args.model, prompt)
     tokens = llm.tokenize(prompt.encode(), add_bos=True, special=True)
-    if len(tokens) >= llm.n_ctx():
-        raise PCDError(
-            f"the prompt is too long: {len(tokens)} tokens do not fit in the context of {llm.n_ctx()}; start with a larger --n-ctx or shorten it"
-        )
+    _options.check_room(llm, len(tokens))
     seed = sampling.draw_seed()
     with _terminal.interruptible() as stopped:
-        unseen, printer = args.json or not sys.stdout.isatty(), _terminal.Printer()
-        with _terminal.Bar(None, "generating") as bar:
-            method = sampling.method(llm, seed)
-            how = {"max_tokens": sampling.max_tokens, "stop": args.stop}
-            writing = method.stream(Session(llm, repeatable=False), Laid(tokens, [], None, 0, []), **how)
-            for piece in stoppable(llm, writing, stopped):
-                if unseen:
-                    bar.update(len(writing.answer.tokens) - bar.n)
-                else:
-                    bar.end()
-                if not args.json:
-                    printer.write(piece)
+        how = {"max_tokens": sampling.max_tokens, "stop": args.stop}
+        session = Session(llm, repeatable=False)
+        writing = sampling.method(llm, seed).stream(session, Laid(tokens, [], None, 0, []), **how)
+        _terminal.write_pieces(stoppable(llm, writing, stopped), "generating", unseen=args.json)
     figures = Figures(llm, Answer(writing.answer.text, (), "", None, (), writing.answer))
     if args.json:
         record = {"model": args.model, "text": writing.answer.text, "seed": seed, **figures.as_dict()}
         print(json.dumps(record, ensure_ascii=False))
     else:
-        if writing.answer.text or not sys.stdout.isatty():
-            printer.end()
+        if not writing.answer.text and not sys.stdout.isatty():
+            print()
         _terminal.say(figures.line())
     return 130 if writing.answer.end == "interrupted" else 0

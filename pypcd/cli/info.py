@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-from collections.abc import Mapping
 from typing import Any
 
 import llama_cpp
@@ -16,12 +15,13 @@ from pypcd.bench import placements, self_test
 from pypcd.cli import _loading, _options, _terminal
 from pypcd.find.heads import heads_of
 from pypcd.gguf import DEMO_MODEL, read_gguf, resolve_model
-from pypcd.llama.machine import devices, has_gpu, total_memory
+from pypcd.llama.machine import devices, total_memory
 from pypcd.llama.threads import best_threads, width_of
 from pypcd.settings import formula
 
 _IDLE = "found: there is none, or its driver is missing or older than this build needs; models run on the devices above"
 _WIDTH = 2048  # of a model of about 1B parameters
+_GIB = 2**30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,145 +75,103 @@ def machine_facts(path: str | None) -> dict[str, Any]:
         path: the model that the number of threads is for; None: one of the usual width.
     """
     threads = best_threads(width_of(path, {"n_gpu_layers": 0}) if path else _WIDTH)
-    amx = engine.configure_amx()
-    features, backends = engine.cpu_features(), engine.backends()
+    amx, backends = engine.configure_amx(), engine.backends()
     return {
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "threads": threads.decode,
         "threads_batch": threads.batch,
         "threads_why": threads.why,
         "memory": total_memory(),
-        "gpu_offload": has_gpu(),
         "backends": list(backends),
         # RPC has none until servers are named
         "idle_backends": [name for name, n in backends.items() if n == 0 and name != "RPC"],
         "devices": devices(),
-        "cpu_features": features,
         "amx": f"{'on' if amx.on else 'off' if amx.exists else 'none'}: {amx.why}",
-        "repacked": "REPACK = 1" in features,
     }
 
 
 def model_facts(llm: pypcd.Llama) -> dict[str, Any]:
-    meta, file = llm.metadata, read_gguf(llm.model_path)
-    arch, shape = meta.get("general.architecture", "unknown"), file.shape
-    facts: dict[str, Any] = {
+    shape, has_heads = read_gguf(llm.model_path).shape, heads_of(llm) is not None
+    rope = None
+    if engine.rotates(llm):
+        turned = int((formula.rho(shape.n_rot) > 1.01).sum())
+        rope = {"base": shape.rope_freq_base, "n_rot": shape.n_rot, "frequencies": shape.n_rot // 2, "turned": turned}
+    by_search = f"by keyword search; pypcd probe {llm.model_path} finds which of its heads retrieve"
+    return {
         "path": llm.model_path,
-        "name": meta.get("general.name"),
-        "architecture": arch,
+        "name": llm.metadata.get("general.name"),
+        "architecture": llm.metadata.get("general.architecture", "unknown"),
         "parameters": engine.n_parameters(llm),
         "size": engine.n_bytes(llm),
         "context_length": engine.n_ctx_train(llm),
-        "chat_template": "tokenizer.chat_template" in meta,
+        "chat_template": "tokenizer.chat_template" in llm.metadata,
+        "rope": rope,
+        "pcd": engine.pcd_refusal(llm, PCDConfig()) or "yes",
+        "window": engine.pcd_refusal(llm, PCDConfig.preset("window")) or "yes",
+        "replay": "by attention and keyword search" if has_heads else by_search,
     }
-    if engine.rotates(llm):
-        n_rot, base = shape.n_rot, shape.rope_freq_base
-        factor = 1 / engine.rope_freq_scale(llm)
-        scaling = {
-            "type": meta.get(f"{arch}.rope.scaling.type", "none"),
-            "factor": factor,
-            "factor_tensor": file.has_rope_factors,
-        }
-        facts["rope"] = {
-            "base": base,
-            "n_rot": n_rot,
-            "scaling": scaling,
-            "frequencies": n_rot // 2,
-            "turned": int((formula.rho(n_rot) > 1.01).sum()),
-        }
-    for name, config in (("pcd", PCDConfig()), ("window", PCDConfig.preset("window"))):
-        facts[name] = engine.pcd_refusal(llm, config) or "yes"
-    facts["replay"] = _finder(llm)
-    return facts
-
-
-def _finder(llm: pypcd.Llama) -> str:
-    """How replay finds passages."""
-    if heads_of(llm) is None:
-        return f"by keyword search; pypcd probe {llm.model_path} finds which of its heads retrieve"
-    return "by attention and keyword search"
 
 
 # -- text ------------------------------------------------------------------------------------------------------------
 
 
 def report(record: dict[str, Any]) -> str:
-    lib, machine = record["library"], record["machine"]
-    gib = 2**30
-    rows = [
+    parts = [_library_rows(record["library"]) + _machine_rows(record["machine"])]
+    parts += [_model_rows(record["model"])] if "model" in record else []
+    parts += [_test_rows(record["self_test"])] if "self_test" in record else []
+    if record.get("placements"):  # what the CPU runs of a model that is on another device
+        what = "operations of a graph of PCD's, beside those of plain decoding, though the model is on a device"
+        left = {way: [f"{n} {name}" for name, n in sorted(of.items())] for way, of in record["placements"].items()}
+        parts += [[("on the CPU", what), *(("", f"{way}: {', '.join(of) or 'nothing'}") for way, of in left.items())]]
+    return "\n".join("".join(f"{name:<15}{text}\n" for name, text in rows) for rows in parts)
+
+
+def _library_rows(lib: dict[str, Any]) -> list[tuple[str, str]]:
+    chosen = f"native: all settings; PCD interface {lib['pcd_interface']}"
+    if lib["engine"] != "native":
+        chosen = f"stock: unsure, window, paper, but not all settings ({lib['why_stock']})"
+    return [
         ("pypcd", f"{lib['pypcd']}, on llama-cpp-python {lib['llama_cpp_python']}"),
         ("library", lib["libllama"]),
-        ("engine", _engine_text(lib)),
-        ("system", f"{machine['system']}, {machine['memory'] / gib:.1f} GiB"),
+        ("engine", chosen),
+    ]
+
+
+def _machine_rows(machine: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("system", f"{machine['system']}, {machine['memory'] / _GIB:.1f} GiB"),
         ("threads", f"{machine['threads']}, {machine['threads_batch']} for prompts; {machine['threads_why']}"),
         ("backends", ", ".join(machine["backends"]) or "unknown"),
-        *((f"device {d['name']}", f"{d['description']}, {d['memory'] / gib:.1f} GiB") for d in machine["devices"]),
+        *((f"device {d['name']}", f"{d['description']}, {d['memory'] / _GIB:.1f} GiB") for d in machine["devices"]),
         *((f"no {name} device", _IDLE) for name in machine["idle_backends"]),
         ("AMX", machine["amx"]),
-        ("other kernels", "repacked weights" if machine["repacked"] else "no repacked weights in this build"),
     ]
-    if "model" in record:
-        m = record["model"]
-        rope = m.get("rope")
-        size = f"{m['parameters'] / 1e6:.4g} M parameters, {m['size'] / gib:.2f} GiB"
-        rows += [
-            ("", ""),
-            ("model", f"{m['name'] or m['path']}: {m['architecture']}, {size}"),
-            ("context", f"{m['context_length']} tokens"),
-            ("chat template", "yes" if m["chat_template"] else "none: a base model, for 'pypcd generate'"),
-            ("rope", _rope_text(rope) if rope else "none"),
-            ("PCD", _yes(m["pcd"]) + ("; 'pypcd tune' tells whether it helps this model" if m["pcd"] == "yes" else "")),
-            *([("PCD window", _yes(m["window"]))] if m["pcd"] not in ("yes", m["window"]) else []),
-            (
-                "documents",
-                f"a question about one gets replay: its passages stand once more before it, found {m['replay']}",
-            ),
-        ]
-        if rope and m["pcd"] == "yes":
-            rows.append(("turned", f"{rope['turned']} of {rope['frequencies']} frequencies by more than 1%"))
-    test = record.get("self_test")
-    if test:
-        rounding = f"; rounding here: up to {test['limit']:.1e}" if "limit" in test else ""
-        rows += [
-            ("", ""),
-            ("self-test", f"{test['model']} (differences in standard deviations of the logits{rounding})"),
-        ]
-        rows += [
-            ("PASS" if c["passed"] else "FAIL", f"{c['what']} (difference {c['difference']:.1e})")
-            for c in test["checks"]
-        ]
-        rows += [("skipped", test["skipped"])] if "skipped" in test else []
-    rows += _places(record.get("placements", {}))
-    return "".join(f"{name:<15}{text}".rstrip() + "\n" for name, text in rows)
 
 
-def _places(found: Mapping[str, Mapping[str, int]]) -> list[tuple[str, str]]:
-    """What the CPU runs of a model that is on another device; nothing where there is none."""
-    lines = [
-        ("", ""),
+def _model_rows(m: dict[str, Any]) -> list[tuple[str, str]]:
+    size = f"{m['parameters'] / 1e6:.4g} M parameters, {m['size'] / _GIB:.2f} GiB"
+    rope, pcd, window = m["rope"], m["pcd"], m["window"]
+    base = rope and f"base {rope['base']:g}, {rope['n_rot']} dimensions"
+    turned = rope and f"; PCD turns {rope['turned']} of {rope['frequencies']} frequencies by more than 1%"
+    return [
+        ("model", f"{m['name'] or m['path']}: {m['architecture']}, {size}"),
+        ("context", f"{m['context_length']} tokens"),
+        ("chat template", "yes" if m["chat_template"] else "none: a base model, for 'pypcd generate'"),
+        ("rope", f"{base}{turned if pcd == 'yes' else ''}" if rope else "none"),
+        ("PCD", "yes; 'pypcd tune' tells whether it helps this model" if pcd == "yes" else f"no: {pcd}"),
+        *([("PCD window", window if window == "yes" else f"no: {window}")] if pcd not in ("yes", window) else []),
         (
-            "on the CPU",
-            "operations of a graph of PCD's, beside those of plain decoding, though the model is on a device",
+            "documents",
+            f"a question about one gets replay: its passages stand once more before it, found {m['replay']}",
         ),
     ]
-    for way, operations in found.items():
-        left = ", ".join(f"{n} {what}" for what, n in sorted(operations.items()))
-        lines.append(("", f"{way}: {left or 'nothing'}"))
-    return lines if found else []
 
 
-def _engine_text(lib: dict[str, Any]) -> str:
-    if lib["engine"] == "native":
-        return f"native: all settings; PCD interface {lib['pcd_interface']}"
-    return f"stock: unsure, window, paper, but not all settings ({lib['why_stock']})"
-
-
-def _yes(answer: str) -> str:
-    return answer if answer == "yes" else f"no: {answer}"
-
-
-def _rope_text(rope: dict[str, Any]) -> str:
-    scaling = rope["scaling"]
-    scaled = "none" if scaling["type"] == "none" else f"{scaling['type']}, factor {scaling['factor']:g}"
-    factors = ", per-frequency factors" if scaling["factor_tensor"] else ""
-    return f"base {rope['base']:g}, {rope['n_rot']} dimensions, scaling {scaled}{factors}"
+def _test_rows(test: dict[str, Any]) -> list[tuple[str, str]]:
+    rounding = f"; rounding here: up to {test['limit']:.1e}" if "limit" in test else ""
+    checks = [
+        ("PASS" if c["passed"] else "FAIL", f"{c['what']} (difference {c['difference']:.1e})") for c in test["checks"]
+    ]
+    skipped = [("skipped", test["skipped"])] if "skipped" in test else []
+    head = f"{test['model']} (differences in standard deviations of the logits{rounding})"
+    return [("self-test", head), *checks, *skipped]

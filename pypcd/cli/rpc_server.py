@@ -42,9 +42,8 @@ def run(args: argparse.Namespace) -> int:
         port = _port(args.host, args.port)
         address = f"{args.host}:{port}"
         serve = engine.rpc_server(address, args.threads or machine.default_threads(), _options.names(args.device))
-    except (*MENDABLE, OSError) as error:
-        print(f"pypcd: {sentence(error)}", file=sys.stderr)
-        return 2
+    except (*MENDABLE, OSError) as error:  # each of them is a mistake in what was typed
+        raise InputError(sentence(error)) from error
     _terminal.note(
         "ggml's RPC has no authentication and no encryption: use it on loopback or through a tunnel (ssh -L) only"
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 from pypcd.cli import _options, _terminal
 from pypcd.cli._text import sentence
-from pypcd.errors import MENDABLE, PCDError
+from pypcd.errors import MENDABLE, InputError
 from pypcd.server import OptionError, Server, model_list, show_options
 from pypcd.server.options import of_environment
 from pypcd.settings.config import load, typed
@@ -30,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'A request chooses with "pcd": true, false, a preset or values in its body, or by its model: NAME:pcd, '
         "NAME:pcd-unsure. See docs/serve.md. Ctrl-C ends the server."
     )
-    parser.set_defaults(server_options=[])
     add = parser.add_argument
     add(
         "--pcd",
@@ -80,9 +79,8 @@ def run(args: argparse.Namespace) -> int:
             options=[*quiet, *args.server_options],
             log=log,
         )
-    except (*MENDABLE, OSError) as error:
-        print(f"pypcd: {sentence(error)}", file=sys.stderr)
-        return 2
+    except (*MENDABLE, OSError) as error:  # each of them is a mistake in what was typed
+        raise InputError(sentence(error)) from error
     for model in server.models:
         _options.note_of_profile(setting if model.pcd is None else model.pcd, model.path)
     for remark in [*left_out, *server.remarks]:
@@ -95,9 +93,8 @@ def run(args: argparse.Namespace) -> int:
     with _terminal.interruptible(signal.SIGTERM) as stopped, server.running():
         try:
             ready = _wait(server, stopped, enabled=not args.verbose)
-        except PCDError as error:
-            print(f"pypcd: {sentence(error)}", file=sys.stderr)
-            return 2 if isinstance(error, OptionError) else 1
+        except OptionError as error:
+            raise InputError(str(error)) from error
         if ready:
             shows_log = True
             refusals = server.refusals()
@@ -114,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _wait(server: Server, stopped: Callable[[], bool], *, enabled: bool) -> bool:
     """Server.wait_until_ready() with a progress bar."""
-    bar = _terminal.Bar(100, "loading", unit="%", enabled=enabled)
+    bar = _terminal.Bar(100, "loading", enabled=enabled)
 
     def waiting() -> bool:
         bar.update(server.loaded - bar.n)

@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from pypcd.cli import _options, _progress, _table, _terminal, _text
+from pypcd.cli import _options, _progress, _table, _terminal
 from pypcd.errors import InputError
 from pypcd.evaluation import Paired, Plan, facts, run_options
 from pypcd.evaluation.plan import BASELINE
@@ -23,7 +23,6 @@ from pypcd.evaluation.tune import (
     N_EVERYDAY,
     SETTINGS,
     Cell,
-    Tried,
     Tuned,
     tune,
 )
@@ -112,8 +111,10 @@ def _evidence(tuned: Tuned) -> dict[str, Any]:
 
 def _print(plan: Plan, everyday: int, tuned: Tuned, profile: pathlib.Path) -> None:
     columns = _table.columns()
+    names = ["setting", "long questions", *["everyday questions"] * (tuned.plain_everyday is not None)]
+    tried = [[name, *map(_interval, (of.gain, of.everyday))][: len(names)] for name, of in tuned.tried.items()]
     print("First half of the questions, difference to greedy in points:\n")
-    print(_tried(tuned.tried, with_everyday=tuned.plain_everyday is not None))
+    print(_table.table(names, tried, [False] * len(names), columns))
     if tuned.best:
         rows = [*_lines(tuned.gain, "all long questions"), *_lines(tuned.everyday, "all everyday questions")]
         head = ("tokens", "task", BASELINE, "PCD", "difference", "wins / losses", "spoilt")
@@ -122,43 +123,21 @@ def _print(plan: Plan, everyday: int, tuned: Tuned, profile: pathlib.Path) -> No
     print(f"\n{_table.paragraph(NOT_SHOWN)}\n")
     for setting, reason in tuned.refused.items():
         _terminal.note(f"{setting} was left out: {reason}")
-    for text in (_verdict(plan, everyday, tuned, profile), _beside(tuned)):
-        print("\n".join(_text.wrap(text, min(columns or 120, 120))))
-
-
-def _tried(tried: Mapping[str, Tried], *, with_everyday: bool) -> str:
-    """A table of settings."""
-    names = ["setting", "long questions", *["everyday questions"] * with_everyday]
-    rows = [[name, *map(_interval, (found.gain, found.everyday))][: len(names)] for name, found in tried.items()]
-    return _table.table(names, rows, (False,) * len(names), _table.columns())
+    print(_table.paragraph(_verdict(plan, everyday, tuned, profile)))
+    if p := tuned.replay.get(ALL):
+        beside = (
+            f"Beside it, on the long questions of the second half: replay {interval(p)}, {p.wins} / {p.losses}. It repeats the "
+            "passages that a question attends to: pypcd answer MODEL --context FILE -p QUESTION."
+        )
+        print(_table.paragraph(beside))
 
 
 def _how_little(tuned: Tuned, everyday: int) -> str:
-    cost = (
-        f", and so few everyday questions cannot show that a setting costs less than {MARGIN:.0f} points"
-        if everyday
-        else ""
-    )
+    cost = f", and so few everyday questions cannot show that a setting costs less than {MARGIN:.0f} points"
     return (
         f"quick is a first look: {tuned.n_judged} long questions judge, of which at least {min_n_to_detect()} must differ to show "
-        f"anything{cost}. Without --quick more are asked."
+        f"anything{cost if everyday else ''}. Without --quick more are asked."
     )
-
-
-def _beside(tuned: Tuned) -> str:
-    """What replay does on the same questions, in a sentence."""
-    if ALL not in tuned.replay:
-        return ""
-    p = tuned.replay[ALL]
-    return (
-        f"Beside it, on the long questions of the second half: replay {interval(p)}, {p.wins} / {p.losses}. It repeats the passages that "
-        "a question attends to: pypcd answer MODEL --context FILE -p QUESTION."
-    )
-
-
-def _spoilt(tuned: Tuned) -> str:
-    found = tuned.everyday.get(ALL)
-    return f"{found.regression:.1f}% of the everyday questions that were right" if found else "nothing"
 
 
 def _interval(result: Paired | None) -> str:
@@ -186,9 +165,11 @@ def _verdict(plan: Plan, everyday: int, tuned: Tuned, profile: pathlib.Path) -> 
             why = f"plain decoding gets only {tuned.plain_everyday:.0f}% of them right, and {LEAST:.0f}% are needed"
         return f"{text} What it costs on everyday questions is not known: {why}."
     if tuned.verdict == "off":
+        spoilt = f"{tuned.everyday[ALL].regression:.1f}%" if ALL in tuned.everyday else "none"
         reasons = {
             "it loses everyday questions": tuned.harms,
-            f"it spoils {_spoilt(tuned)}, and {MOST_SPOILT:.0f}% are allowed": tuned.gains and tuned.spoils,
+            f"it spoils {spoilt} of the everyday questions that were right, and {MOST_SPOILT:.0f}% are allowed": tuned.gains
+            and tuned.spoils,
             f"a loss of {MARGIN:.0f} points on everyday questions is not excluded": tuned.gains,
             "its gain is not shown": tuned.best,
             "every setting that gains loses everyday questions": tuned.chosen_by.gain.difference > 0,

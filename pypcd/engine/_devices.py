@@ -13,7 +13,6 @@ from pypcd.errors import InputError, did_you_mean
 
 __all__ = [
     "backends",
-    "cpu_features",
     "devices",
     "library_path",
     "supports_gpu",
@@ -32,11 +31,6 @@ def supports_gpu() -> bool:
         return bool(gpus())
     except AttributeError:
         return bool(llama_cpp.llama_supports_gpu_offload())
-
-
-def cpu_features() -> str:
-    """The instruction sets it was compiled to use, such as "CPU : SSE3 = 1 | AVX = 1"."""
-    return str(llama_cpp.llama_print_system_info().decode().strip(" |\n"))
 
 
 def backends() -> dict[str, int]:

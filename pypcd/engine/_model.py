@@ -22,7 +22,6 @@ __all__ = [
     "n_layer",
     "n_parameters",
     "progress_callback",
-    "rope_freq_scale",
     "rotates",
     "slides",
     "token_bytes",
@@ -88,11 +87,6 @@ def n_bytes(llm: llama_cpp.Llama) -> int:
 def rotates(llm: llama_cpp.Llama) -> bool:
     """Whether the model has rotary position embeddings (RoPE)."""
     return bool(llama_cpp.llama_model_rope_type(model(llm)) != llama_cpp.LLAMA_ROPE_TYPE_NONE)
-
-
-def rope_freq_scale(llm: llama_cpp.Llama) -> float:
-    """The factor that the model multiplies its positions by; 1 if its file does not say."""
-    return float(llama_cpp.llama_model_rope_freq_scale_train(model(llm))) or 1.0
 
 
 # -- the vocabulary --------------------------------------------------------------------------------------------------

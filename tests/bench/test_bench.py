@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run
 from tiny_gguf import write_tiny_gguf
 
 import pypcd
 from pypcd import PCDConfig, engine
 from pypcd.bench import DEFAULT_METHODS, Measurement, bench, measurement, methods_for
-from pypcd.cli import main
 from pypcd.cli.bench import _costs
 
 QUICK = ["--n-tokens", "2", "--rounds", "1", "--threads", "1"]
@@ -116,34 +116,11 @@ def test_a_cut_saves_twins_and_an_answer_that_is_contrasted_is_what_is_timed(mod
     assert [row.twins for row in rows] == [0, 1, 0]
 
 
-def test_a_text_fills_the_cache(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "text.txt"
-    options = ["bench", str(model), "--length", "64", "--method", "pcd:window", *QUICK, "--text"]
-    for text, status in (("some words", 0), ("", 2)):
-        path.write_text(text)
-        assert main([*options, str(path)]) == status
-        out, err = capsys.readouterr()
-        assert ("window" in out) == bool(text) == (str(path) not in err)
-    assert main([*options, str(tmp_path / "none.txt")]) == 2
-
-
 def test_methods_are_settings() -> None:
-    names = ["pcd:cautious", "pcd:paper:cache=separate:type_k_over=q8_0"]
-    methods = methods_for(names)
-    assert list(methods) == ["greedy", *names]
-    assert methods["pcd:cautious"] == PCDConfig.preset("cautious")
-    assert methods["pcd:paper:cache=separate:type_k_over=q8_0"] == PCDConfig(cache="separate", type_k_over="q8_0")
-    assert methods["greedy"] is None
-    for name, remedy in (
-        ("fast", "'fast'"),
-        ("plain", "greedy"),
-        ("beam", "'beam'"),
-        ("two-rows", "allowed: greedy, pcd;"),  # of a former release
-        ("pcd:betta=1", "'beta'"),
-    ):
+    assert methods_for(["pcd:cautious"]) == {"greedy": None, "pcd:cautious": PCDConfig.preset("cautious")}
+    for name, remedy in (("beam", "'beam'"), ("two-rows", "allowed: greedy, pcd;"), ("pcd:betta=1", "'beta'")):
         with pytest.raises(ValueError, match=remedy):
             methods_for([name])
-    assert len(methods_for(DEFAULT_METHODS)) == len(DEFAULT_METHODS) + 1
 
 
 def test_what_is_under_way_is_told(model: Path) -> None:
@@ -153,7 +130,7 @@ def test_what_is_under_way_is_told(model: Path) -> None:
     assert any("round 2 of 2, pcd:unsure" in text for text in said)
 
 
-def test_a_stopped_bench_shows_what_it_has(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stopped_bench_shows_what_it_has(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     def row(method: str, n_past: int) -> Measurement:
         return Measurement(method, "native", n_past, 10.0, 1.25, 1.0, 1.0, 0)
 
@@ -162,14 +139,9 @@ def test_a_stopped_bench_shows_what_it_has(monkeypatch: pytest.MonkeyPatch, caps
         raise KeyboardInterrupt
 
     monkeypatch.setattr("pypcd.cli.bench.bench", stopped)
-    assert main(["bench", "demo", "--threads", "1"]) == 130
-    out = capsys.readouterr().out
-    assert (
-        "512 tokens" in out
-        and "2048 tokens" in out
-        and "pcd:window" in out
-        and "costs less than 2% on a prompt and 25% on a token" in out
-    )
+    out, _ = run("bench", "demo", "--threads=1", status=130)
+    assert "512 tokens" in out and "2048 tokens" in out and "pcd:window" in out
+    assert "costs less than 2% on a prompt and 25% on a token" in out
 
 
 def test_each_settings_cost_is_said_in_a_sentence() -> None:
@@ -187,64 +159,43 @@ def test_each_settings_cost_is_said_in_a_sentence() -> None:
     ]
 
 
-def test_the_table_is_readable_in_80_columns(
-    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_is_readable_in_80_columns(model: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     methods = "pcd:unsure,pcd:paper:cache=shared,pcd:paper:evaluation=alternate:relative_top=0.1"
-    assert main(["bench", str(model), "--length", "16", "--method", methods, *QUICK]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = run("bench", model, "--length=16", "--method", methods, *QUICK)[0].splitlines()
     assert max(map(len, lines)) <= 80 and "16 tokens" in lines
     (greedy,) = (line.split() for line in lines if line.startswith("greedy"))
     assert greedy[2] == "1.00x"
 
 
-def test_a_setting_of_the_stock_engine_is_measured_there(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name = "pcd:paper:cache=separate"
-    options = ["bench", str(model), "--length", "16", "--method", name, *QUICK]
-    assert main(options) == 0
-    out, err = capsys.readouterr()
-    assert name not in out and f"{name} runs in the stock engine alone: pypcd bench --engine stock" in err
-    assert main([*options, "--engine", "stock"]) == 0
-    out, err = capsys.readouterr()
-    assert name in out and name not in err
-
-
 @pytest.mark.parametrize(
-    "options",
+    ("arch", "options", "measured", "said"),
     [
-        ["--length", "x"],
-        ["--length", "3"],
-        ["--rounds", "0"],
-        ["--n-tokens", "1"],
-        ["--threads", "-1"],
+        ("llama", ["--method", "pcd:window", "--engine", "native"], "pcd:window", ""),
+        ("llama", ["--method", "pcd:paper:cache=separate", "--engine", "stock"], "pcd:paper:cache=separate", ""),
+        (
+            "llama",
+            ["--method", "pcd:paper:cache=separate"],
+            None,
+            "runs in the stock engine alone: pypcd bench --engine stock",
+        ),
+        (
+            "bloom",
+            ["--method", "pcd,pcd:window"],
+            "pcd:window",
+            "cannot run pcd; 'pypcd info MODEL' says why",
+        ),  # no RoPE
     ],
 )
-def test_bad_options_are_refused(model: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        assert main(["bench", str(model), *options]) == 2
-    except SystemExit as exit:  # argparse's own way
-        assert exit.code == 2
-    assert "allowed" in capsys.readouterr().err
-
-
-def test_methods_that_a_model_cannot_run_are_left_out_and_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_it_runs_in_the_engine_that_is_named_what_can_run_there(
+    arch: str, options: list[str], measured: str | None, said: str, tmp_path: Path, run: Run
 ) -> None:
-    bloom = write_tiny_gguf(tmp_path / "bloom.gguf", "bloom")  # no RoPE
-    assert main(["bench", str(bloom), "--length", "16", "--method", "pcd,pcd:window", *QUICK]) == 0
-    out, err = capsys.readouterr()
-    assert "pcd:window" in out and "pcd " not in out
-    assert "cannot run pcd;" in err
-
-
-@pytest.mark.parametrize("name", ["native", "stock"])
-def test_it_runs_in_the_engine_that_is_named(name: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["bench", str(model), "--length", "16", "--engine", name, "--method", "pcd:window", "--json", *QUICK]) == 0
-    )
-    rows = json.loads(capsys.readouterr().out)["measurements"]
-    assert [(row["method"], row["engine"]) for row in rows] == [("greedy", name), ("pcd:window", name)]
+    path = write_tiny_gguf(tmp_path / "m.gguf", arch)
+    out, err = run("bench", path, "--length=16", "--json", *QUICK, *options)
+    rows = json.loads(out)["measurements"]
+    assert [row["method"] for row in rows] == ["greedy", *filter(None, [measured])]
+    assert {row["engine"] for row in rows} == {"stock" if "stock" in options else "native"}
+    assert said in err and bool(said) == ("pypcd: " in err)
 
 
 def test_a_ratio_is_the_median_of_rounds_beside_greedys(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

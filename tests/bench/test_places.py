@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import llama_cpp
 import pytest
+from commands import Run
 from conftest import TOKENS, Tiny
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 import pypcd
 from pypcd import engine
 from pypcd.bench import left_device, placements
-from pypcd.cli import main
 
 Load = Callable[..., pypcd.Llama]
 GPU = "GPU0"
@@ -89,10 +89,9 @@ def test_flash_attention_that_the_device_lacks_has_not_left_it() -> None:
     assert left_device([graph(ours)], [graph({})]) == ours
 
 
-def test_on_the_cpu_alone_nothing_is_said(tiny: Tiny, load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_the_cpu_alone_nothing_is_said(tiny: Tiny, load: Load, run: Run) -> None:
     assert placements(load(tiny("llama"), False)) == {}
-    assert main(["info", str(tiny("llama"))]) == 0
-    assert "on the CPU" not in capsys.readouterr().out
+    assert "on the CPU" not in run("info", tiny("llama"))[0]
 
 
 # --- as on a device: the rows of graphs are changed on their way ---
@@ -120,18 +119,15 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "watch_graphs", Watching)
 
 
-def test_info_names_what_left_the_device(tiny: Tiny, device: None, capsys: pytest.CaptureFixture[str]) -> None:
-    model = str(tiny("llama"))
-    assert main(["info", model]) == 0
-    out = capsys.readouterr().out
+def test_info_names_what_left_the_device(tiny: Tiny, device: None, run: Run) -> None:
+    out, _ = run("info", tiny("llama"))
     lines = [line.strip() for line in out[out.index("on the CPU") :].splitlines()]
     assert lines[1:9] == [
         f"{mode}, {how}: {'3 SOFT_MAX of node' if mode == 'window' else 'nothing'}"
         for mode in ("rerotated", "shared", "window")
         for how in ("fused", "alternate")
     ]
-    assert main(["info", model, "--no-test"]) == 0
-    assert "on the CPU" not in capsys.readouterr().out
+    assert "on the CPU" not in run("info", tiny("llama"), "--no-test")[0]
 
 
 def test_what_a_model_cannot_run_is_left_out(tiny: Tiny, load: Load, device: None) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import Run
 from conftest import Tiny, native_row
 from tiny_gguf import ATTENTION_ARCHS
 
 import pypcd
 from pypcd import PCDConfig
 from pypcd.bench import self_test, selftest
-from pypcd.cli import _terminal, main
 from pypcd.engine import _native
 
 Load = Callable[..., pypcd.Llama]
@@ -112,13 +112,8 @@ def test_where_plain_decoding_is_noise_nothing_is_told(tiny: Tiny, load: Load, m
     assert result["checks"] == [] and "plain decoding of this model differs from itself by 0.6" in result["skipped"]
 
 
-def test_info_says_what_failed_and_ends_with_status_1(
-    tiny: Tiny, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_terminal, "setup", lambda: None)
+def test_info_says_what_failed_and_ends_with_status_1(tiny: Tiny, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     break_it("ways", monkeypatch)
-    assert main(["info", str(tiny("llama"))]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(" (")[0] for line in lines if line.startswith("FAIL")] == [
-        f"FAIL           {CHECKS['ways']}"
-    ]
+    lines = run("info", tiny("llama"), status=1)[0].splitlines()
+    found = [line.partition(" (")[0] for line in lines if line.startswith("FAIL")]
+    assert found == [f"FAIL           {CHECKS['ways']}"]

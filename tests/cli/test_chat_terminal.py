@@ -221,29 +221,6 @@ def test_a_terminal_that_cannot_move_its_cursor_has_the_same_chat(chat: Chat, tm
         assert "Ctrl-D or /exit leaves" in terminal.text() and terminal.leave() == 0
 
 
-def test_a_line_of_text_takes_the_bar_of_a_stopped_prompt_away(capsys: pytest.CaptureFixture[str]) -> None:
-    import pyte
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TERM", "xterm")
-        patch.setattr(_terminal.Bar, "delay", 0)
-        patch.setattr("sys.stderr.isatty", lambda: True)
-        reading = _terminal.Reading()
-        shown = pyte.Screen(80, 5)
-        for n in (512, 1024, 512):  # the first prompt is stopped
-            if n == 512:
-                _terminal.say("stopped")
-            reading(n, 4096)
-            pyte.Stream(shown).feed(capsys.readouterr().err.replace("\n", "\r\n"))
-    lines = [line.rstrip() for line in shown.display if line.strip()]
-    assert (
-        lines[:2] == ["stopped", "stopped"]
-        and len(lines) == 3
-        and "reading the prompt" in lines[2]
-        and " 12%" in lines[2]
-    )
-
-
 class Seen(io.StringIO):
     """A terminal as stderr, and what it has shown in its first line, one state after the other."""
 
@@ -277,16 +254,8 @@ class Seen(io.StringIO):
             time.sleep(0.05)
 
 
-def test_something_moves_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Seen(monkeypatch)
-    assert _terminal.Bar.delay < 1
-    with _terminal.Bar(None, "answering"):
-        seen.wait(lambda _: len({line for line in seen.states if "answering" in line and "%" not in line}) > 3)
-    assert seen.look() == ""
-
-
 def test_the_prompt_is_a_part_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, reading = Seen(monkeypatch), _terminal.Reading()
+    seen, reading = Seen(monkeypatch), _terminal.show_reading
     with _terminal.Bar(9, "greedy") as bar:
         seen.wait(lambda line: "greedy" in line)
         reading(512, 1024)
@@ -297,10 +266,13 @@ def test_the_prompt_is_a_part_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> 
     assert seen.look() == ""
 
 
-def test_a_line_that_is_said_stands_alone_and_the_bar_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_something_moves_while_nothing_comes_and_a_line_that_is_said_stands_above_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen = Seen(monkeypatch)
+    assert _terminal.Bar.delay < 1
     with _terminal.Bar(None, "answering"):
-        seen.wait(lambda line: "answering" in line)
+        seen.wait(lambda _: len({line for line in seen.states if "answering" in line and "%" not in line}) > 3)
         _terminal.say("said")
         seen.wait(lambda line: line == "said" and "answering" in seen.screen.display[1])
     assert seen.look() == "said" and not seen.screen.display[1].strip()
@@ -308,6 +280,7 @@ def test_a_line_that_is_said_stands_alone_and_the_bar_goes_on(monkeypatch: pytes
 
 def test_a_chat_moves_until_the_first_word(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
 
     def answer(stopped: object) -> Iterator[str]:
         seen.wait(lambda line: "answering" in line)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import functools
 import io
 import json
@@ -27,8 +26,8 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 import pypcd
 from pypcd import engine, errors
 from pypcd.ask import Answer, stoppable
-from pypcd.cli import _options, _table, _terminal, _text, info, main
-from pypcd.cli._conversation import ContextFull, Conversation
+from pypcd.cli import _options, _table, _terminal, _text, info
+from pypcd.cli._conversation import Conversation
 from pypcd.cli._figures import Figures
 from pypcd.cli.chat import COMMANDS, Chat
 from pypcd.decode import Answer as Written
@@ -66,17 +65,6 @@ def session(llm) -> Conversation:
 
 def opened(model, n_ctx=512, **given):
     return pypcd.Llama(model, n_ctx=n_ctx, n_threads=1, n_threads_batch=1, **given)
-
-
-@pytest.fixture
-def run_here(monkeypatch, capsys):
-    """A command in this process: its status, and what it has written to stdout and stderr."""
-    monkeypatch.setattr(_terminal, "setup", lambda: None)
-
-    def run(*words):
-        return (main([str(word) for word in words]), *capsys.readouterr())
-
-    return run
 
 
 def pypcd_command(*args: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
@@ -214,19 +202,6 @@ def test_compare_shows_replay_beside_none_unless_pcd_is_on(session, llm):
     assert list(compared(session)) == ["PCD paper", "PCD off"]
 
 
-def test_the_demo_asks_its_questions_one_by_one(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n/demo 3\n/demo 2\n/demo 999\n"))
-    with pypcd.Llama("demo", n_threads=1, n_threads_batch=1) as llm:
-        chat = Chat(Conversation(llm, _options.GenerationSettings(max_tokens=4)))
-        assert chat.run() == 1
-        assert len(chat.session.messages) == 2
-    said = capsys.readouterr().err
-    assert (
-        said.count("the conversation begins anew") == 2
-        and "question 999 is none of the demo's; allowed: 1 to 300" in said
-    )
-
-
 def test_a_stopped_answer_stays_and_a_message_without_one_is_a_draft(session):
     pieces = []
     pieces.extend(session.send("one", stopped=lambda: len(pieces) > 2))
@@ -248,10 +223,10 @@ def test_a_full_context_loses_nothing(session):
     session.read = "all"
     n = next(n for n in range(600, 0, -1) if len(session.llm.tokenize(b"ba " * n)) < 470)
     session.attach(Document.of("long", "ba " * n))
-    with pytest.raises(ContextFull, match=r"/undo.*--n-ctx"):
+    with pytest.raises(pypcd.PCDError, match=r"/undo.*--n-ctx"):
         list(session.send("what is it?"))
     assert session.messages == kept and session.draft == "what is it?"
-    with pytest.raises(ContextFull, match="/file none takes back long, and /read auto reads parts$"):
+    with pytest.raises(pypcd.PCDError, match="/file none takes back long, and /read auto reads parts$"):
         list(session.send("short"))  # the document is in front of this question now
     session.clear()
     list(session.regen())
@@ -259,14 +234,7 @@ def test_a_full_context_loses_nothing(session):
     assert (asked["content"], [d.name for d in asked["documents"]], text) == ("short", ["long"], [])
 
 
-def test_what_was_meant_for_one_conversation_does_not_get_into_another(session, llm, tmp_path):
-    ask(session, "one")
-    session.save(str(tmp_path / "talk.json"))
-    other = Conversation(llm, session.sampling)
-    other.draft, other.answer = "of another talk", session.answer
-    other.attach(NOTES)
-    other.load(str(tmp_path / "talk.json"))
-    assert (other.draft, other.attached, other.answer) == (None, [], None)
+def test_what_is_cleared_does_not_get_into_the_next_conversation(session):
     session.attach(NOTES)
     session.clear()
     assert session.attached == [] and ask(session, "two") and "documents" not in session.messages[0]
@@ -343,7 +311,7 @@ def test_what_was_stopped_leaves_nothing_that_is_not_known(tmp_path, arch):
             assert (n_again[0], n_again[-1]) == (len(prompt) - 8, 1), "what was finished stays"
 
 
-def test_which_messages_have_no_passages(session):
+def test_which_messages_have_no_passages_and_why(session):
     session.set_pcd(False)
     for attach, text, note in ((Document("one", "ab ab"), "what?", "the text is too short"), (NOTES, "", "")):
         session.attach(attach)
@@ -356,44 +324,10 @@ def test_which_messages_have_no_passages(session):
     session.replay = None
     "".join(session.regen())
     assert passages(session) == []
-
-
-def test_passages_that_cannot_be_found_are_said(session):
-    session.set_pcd(False)
-    session.attach(NOTES)
-    assert ask(session, "zz?") != "" and session.answer.note
-    session.replay = Replay(finder="attention")
+    kept, session.replay = list(session.messages), Replay(finder="attention")
     with pytest.raises(pypcd.UnsupportedError, match="pypcd probe"):
         list(session.regen())
-    assert [m["role"] for m in session.messages] == ["user", "assistant"]
-
-
-def test_documents_are_saved_and_loaded(session, llm, tmp_path):
-    name = os.fsdecode(b"caf\xe9.txt")  # which UTF-8 does not have
-    pages = Document(name, NOTES.text, (0, 7, 14), unit="slide", note="pictures are left out")
-    session.attach(pages)
-    ask(session, "what is ff?")
-    assert [source.place for source in session.answer.passages] == ["slide 3"]
-    session.save(str(tmp_path / "talk.json"))
-    other = Conversation(llm, session.sampling)
-    other.load(str(tmp_path / "talk.json"))
-    assert other.messages == session.messages and other.messages[0]["documents"] == [pages]
-    "".join(other.regen())
-    assert other.answer.passages == session.answer.passages != ()
-    record = json.loads((tmp_path / "talk.json").read_text())
-    for bad in (
-        [3],
-        [{"name": "x"}],
-        "x",
-        [{"name": "x", "text": ""}],
-        [{"name": "x", "text": "y", "pages": "z"}],
-        [{"name": "x", "text": "y", "unit": "z"}],
-    ):
-        first, *others = record["messages"]
-        damaged = {**record, "messages": [{**first, "documents": bad}, *others]}
-        (tmp_path / "bad.json").write_text(json.dumps(damaged))
-        with pytest.raises(ValueError, match="its documents are not"):
-            other.load(str(tmp_path / "bad.json"))
+    assert session.messages == kept
 
 
 def test_stop_strings_never_show(llm):
@@ -417,51 +351,24 @@ def test_the_pieces_of_an_answer_are_its_tokens_as_utf_8(llm):
     assert figures.did.changes and len(figures.changed) == len(figures.did.changes)
 
 
-def full_disk(handle):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_save_and_load(session, llm, tmp_path, monkeypatch):
-    ask(session, "one")
+def test_what_is_saved(session, tmp_path):
+    name = os.fsdecode(b"caf\xe9.txt")  # which UTF-8 does not have
     session.system = "be kind"
-    session.sampling.set("top_k", "7")
     session.set_pcd("paper:beta=1.5")
+    session.attach(Document(name, NOTES.text, (0, 7, 14), unit="slide"))
+    answer = ask(session, "what is ff?")
+    assert session.answer.passages[0].place == "slide 3"
     path = tmp_path / "talk.json"
     session.save(str(path))
-    session.save(str(path))  # over a session is fine
-    before = path.read_text()
-    monkeypatch.setattr("pypcd.files.os.fsync", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    record = json.loads(path.read_text())
+    asked, answered = record["messages"]
+    assert (asked["content"], answered["content"], record["system"]) == ("what is ff?", answer, "be kind")
+    assert (asked["documents"][0]["name"], asked["documents"][0]["text"]) == (name, NOTES.text)
+    assert record["pcd"]["beta"] == 1.5 and record["settings"]["max_tokens"] == 12
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="is there already"):
         session.save(str(path))
-    assert path.read_text() == before and [file.name for file in tmp_path.iterdir()] == ["talk.json"]
-    monkeypatch.undo()
-
-    llm.pcd = False
-    other = Conversation(llm)
-    assert other.load(str(path)) == f"1 turn from {path}"
-    assert (other.messages, other.system, other.sampling) == (session.messages, "be kind", session.sampling)
-    assert llm.pcd.beta == 1.5
-
-    precious = tmp_path / "notes.txt"
-    precious.write_text("mine")
-    with pytest.raises(ValueError, match="not a conversation"):
-        session.save(str(precious))
-    assert precious.read_text() == "mine"
-    for damage in (
-        {"messages": [{"role": "user"}]},
-        {"messages": 3},
-        {"settings": {"top_k": -1}},
-        {"settings": 3},
-        {"messages": [{"role": "user", "content": "x"}]},
-        {"pcd": {"betta": 1}},
-    ):
-        path.write_text(json.dumps({"pypcd_session": 1, "messages": [], **damage}))
-        with pytest.raises((ValueError, TypeError)):
-            other.load(str(path))
-        assert other.messages == session.messages
-    path.write_text('{"pypcd_session": 1, "settings": null, "system": null, "messages": null, "pcd": null}')
-    other.load(str(path))
-    assert other.messages == []
+    assert path.read_bytes() == before
 
 
 def test_system_message_and_template_errors(session, llm, monkeypatch):
@@ -476,23 +383,6 @@ def test_system_message_and_template_errors(session, llm, monkeypatch):
 
 
 # -- settings --------------------------------------------------------------------------------------------------------
-
-
-def test_sampling_settings():
-    sampling = _options.GenerationSettings()
-    for name, text, value in (("temp", "0.8", 0.8), ("top_k", "5", 5), ("seed", "7", 7), ("max-tokens", "0", 0)):
-        assert getattr(sampling, sampling.set(name, text)) == value
-    sampling.set("seed", "random")
-    assert sampling.seed is None
-    for name, text, message in (
-        ("temprature", "1", "did you mean 'temperature'"),
-        ("temperature", "hot", "temperature is 'hot'"),
-        ("temperature", "nan", "temperature is nan"),
-        ("top_p", "2", "top_p is 2"),
-        ("top_k", "1.5", "top_k is 1.5"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            sampling.set(name, text)
 
 
 def chances(row: np.ndarray, s: _options.GenerationSettings) -> np.ndarray:
@@ -575,6 +465,9 @@ TALK = [
     ("/system", "be kind"),
     ("/set", "temperature=0"),
     ("/set top_k 5", "top_k is 5"),
+    ("/set max-tokens 12", "max_tokens is 12"),
+    ("/set temp=0", "temperature is 0"),
+    ("/set seed random", "seed is random"),
     ("/set temperature 9", "temperature is 9; allowed: from 0 to 2"),
     ("/set tpo_k 5", "did you mean 'top_k'"),
     ("/set top_k", "/set NAME VALUE"),
@@ -604,7 +497,8 @@ TALK = [
     ("/regen", r"12 tokens \|"),
     ("/file", "nothing was repeated"),
     ("/clear", "forgotten"),
-    ("/load talk.json", "1 turn from"),
+    ("/save talk.json", "is there already"),
+    ("/load talk.json", "left the chat"),
     ("/cmopare", "did you mean 'compare'"),
     ("//exit is a message", r"12 tokens \|"),
 ]
@@ -626,7 +520,7 @@ def test_each_command_of_the_chat_does_what_it_says(session, llm, capsys, monkey
             assert found, (line, said)
             said = said[found.end() :]
     assert all(f"--- {title} ---" in out for title in ("PCD paper:beta=1.5", "PCD off", "replay", "plain"))
-    assert [m["content"] for m in session.messages[::2]] == ["hello", "/exit is a message"]
+    assert [m["content"] for m in session.messages[::2]] == ["/exit is a message"]
     saved = json.loads((tmp_path / "talk.json").read_text())
     assert [m["role"] for m in saved["messages"]] == ["user", "assistant"]
     assert saved["system"] == "be kind" and saved["settings"]["top_k"] == 5
@@ -645,6 +539,12 @@ def test_model_output_cannot_drive_the_terminal():
 
 MARKDOWN = "# ?\n- ?\n\n| ? | b |\n| --- | --- |\n| ? | ? |"
 
+
+def drawn(bar):
+    with bar:
+        bar._timer.join()
+
+
 WAYS = {
     "print": print,
     "print an error": lambda text: print(text, file=sys.stderr),
@@ -653,7 +553,7 @@ WAYS = {
     "note": _terminal.note,
     "a table": lambda text: print(_table.table([text, "x"], [[text, text]], [False, True], 30)),
     "Markdown": lambda text: print(_table.aligned(MARKDOWN.replace("?", re.sub("[|\n]", "", text)), 30)),
-    "a bar": lambda text: _terminal.Bar(9, text).update(),
+    "a bar": lambda text: drawn(_terminal.Bar(9, text)),
 }
 
 
@@ -670,7 +570,9 @@ def test_no_control_code_of_foreign_text_reaches_the_terminal(way, text):
         patch.setattr("sys.stderr", screens[1])
         _terminal.setup()
         WAYS[way](text)
-    shown = re.sub(r"\x1b\[(\d*(;\d+)*m|\?25[lh]|1A|2K)|\r(?=\x1b\[2K)", "", "".join(s.getvalue() for s in screens))
+    shown = re.sub(
+        r"\x1b\[(\d*(;\d+)*m|\?25[lh]|1A|2K)|\r(?=\x1b\[(?:2K|1A))", "", "".join(s.getvalue() for s in screens)
+    )
     assert not {c for c in shown if unicodedata.category(c) == "Cc"} - {"\n", "\t"}
     assert not set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069") & set(shown)
     if way in ("print", "print an error", "write"):
@@ -751,12 +653,12 @@ def test_pcd_is_off_until_a_setting_is_named_and_one_line_says_how(model):
         assert off == llm.detokenize(tokens).decode("utf-8", "replace") + "\n"
 
 
-def test_generate_reads_its_prompt_from_a_pipe_too(model, run_here):
+def test_generate_reads_its_prompt_from_a_pipe_too(model, run):
     command = ("generate", model, "--threads=1", "--max-tokens=6", "--pcd=paper:beta=1.5")
     record = json.loads(pypcd_command(*command, "--json", stdin="hello\n").stdout)
     assert record["completion_tokens"] == 6 and record["finish_reason"] == "length" and record["pcd"]["beta"] == 1.5
-    status, out, err = run_here(*command, "-p", "hello")
-    assert (status, out) == (0, record["text"] + "\n")
+    out, err = run(*command, "-p", "hello")
+    assert out == record["text"] + "\n"
     assert err.count("\n") == 1 and "PCD (paper:beta=1.5) changed" in err
 
 
@@ -764,39 +666,29 @@ def raised(kind):
     """An error of a mistake in our code, or of what a user or the system can mend."""
     if isinstance(kind, Exception):
         raise kind
-    numbers = {1}
-    {
-        "TypeError": lambda: len(1),
-        "ValueError": lambda: int("x"),
-        "KeyError": lambda: {}["x"],
-        "numpy": lambda: np.zeros(2) + np.zeros(3),
-        "RuntimeError": lambda: [numbers.add(n + 1) for n in numbers],  # a set that grows while it is read
-    }[kind]()
+    {"TypeError": lambda: len(1), "ValueError": lambda: int("x"), "KeyError": lambda: {}["x"]}[kind]()
 
 
 @pytest.fixture
-def failing(run_here, monkeypatch):
+def failing(run, monkeypatch):
     """`pypcd info`, in which something is raised: here, or in a process beside."""
 
     def beside(kind):
         todo = {("kv-short", 200, i): ["greedy"] for i in range(2)}
         list(executors.ask(2, functools.partial(raised, kind), todo, {}))
 
-    def run(kind, is_beside):
+    def fail(kind, is_beside, status):
         monkeypatch.setattr(info, "run", lambda _: beside(kind) if is_beside else raised(kind))
-        return run_here("info")
+        return run("info", status=status)
 
-    return run
-
-
-FAULTS = ["TypeError", "ValueError", "KeyError", "numpy", "RuntimeError"]
+    return fail
 
 
-@pytest.mark.parametrize(("kind", "is_beside"), [*((kind, False) for kind in FAULTS), ("KeyError", True)])
+@pytest.mark.parametrize(("kind", "is_beside"), [("TypeError", False), ("ValueError", False), ("KeyError", True)])
 def test_a_fault_of_ours_shows_where_it_is_and_where_to_report_it(kind, is_beside, failing):
-    status, out, err = failing(kind, is_beside)
+    out, err = failing(kind, is_beside, 1)
     *shown, last = err.splitlines()
-    assert (status, out) == (1, "") and "Traceback (most recent call last):" in shown[:3]  # a process's own has a title
+    assert out == "" and "Traceback (most recent call last):" in shown[:3]  # a process's own has a title
     assert 'test_cli.py", line' in err
     assert last.startswith("pypcd: this is a fault of pypcd's own; please report") and "pypcd info" in last
 
@@ -814,42 +706,40 @@ MENDED = [
 @pytest.mark.parametrize("is_beside", [False, True])
 def test_what_the_user_or_the_system_can_mend_is_one_sentence(is_beside, failing):
     for error, said in MENDED[is_beside :: 1 + is_beside]:  # of a process beside every second one
-        status, _, err = failing(error, is_beside)
-        assert status == (2 if isinstance(error, (errors.InputError, FileNotFoundError)) else 1)
+        _, err = failing(error, is_beside, 2 if isinstance(error, (errors.InputError, FileNotFoundError)) else 1)
         assert err.count("\n") == 1 and said in err
 
 
-def test_an_answer_that_ends_at_once_says_so(model, run_here, monkeypatch):
+def test_an_answer_that_ends_at_once_says_so(model, run, monkeypatch):
     monkeypatch.setattr(engine, "is_end", lambda llm, token: True)
-    status, out, err = run_here("generate", model, "-p", "hello", "--threads=1", "--max-tokens=20")
-    assert (status, out) == (0, "\n") and "the model ended at once | context" in err and "tok/s" not in err
+    out, err = run("generate", model, "-p", "hello", "--threads=1", "--max-tokens=20")
+    assert out == "\n" and "the model ended at once | context" in err and "tok/s" not in err
 
 
-def test_what_needs_no_chat_template_runs_with_a_broken_one(tmp_path, run_here):
+def test_what_needs_no_chat_template_runs_with_a_broken_one(tmp_path, run):
     path = write_tiny_gguf(tmp_path / "broken.gguf", chat_template="{% for m in messages %}{{ m.content }")
     for command in (("generate", path, "-p=hi"), ("answer", path, "-p=hi", "--no-chat", "--method=greedy")):
-        assert run_here(*command, "--threads=1", "--max-tokens=2")[0] == 0
-    assert run_here("info", path, "--no-test")[0] == 0
+        run(*command, "--threads=1", "--max-tokens=2")
+    run("info", path, "--no-test")
     for command in ("answer", "chat"):
-        status, _, err = run_here(command, path, "-p=hi", "--threads=1")
-        assert status == 1 and err.startswith("pypcd: the model's chat template is broken: ") and err.count("\n") == 1
+        _, err = run(command, path, "-p=hi", "--threads=1", status=1)
+        assert err.startswith("pypcd: the model's chat template is broken: ") and err.count("\n") == 1
 
 
-def test_layers_for_a_gpu_that_is_not_there_are_said(run_here, monkeypatch):
+def test_layers_for_a_gpu_that_is_not_there_are_said(run, monkeypatch):
     for has_gpu, layers, is_said in ((False, "99", True), (False, "0", False), (True, "99", False)):
         monkeypatch.setattr("pypcd.llama.machine.has_gpu", lambda *_, has_gpu=has_gpu: has_gpu)
         options = ["--threads=1", "--max-tokens=1", f"--gpu-layers={layers}"]
-        status, _, err = run_here("generate", "demo", "-p", "x", *options)
-        assert status == 0 and ("no GPU is found" in err) == is_said
+        _, err = run("generate", "demo", "-p", "x", *options)
+        assert ("no GPU is found" in err) == is_said
 
 
-def test_info(model, run_here):
-    status, out, _ = run_here("info", model, "--json")
-    record = json.loads(out)
+def test_info(model, run):
+    record = json.loads(run("info", model, "--json")[0])
     machine, rope = record["machine"], record["model"]["rope"]
-    assert status == 0 and Path(record["library"]["libllama"]).exists() and machine["backends"]
+    assert Path(record["library"]["libllama"]).exists() and machine["backends"]
     assert set(machine["idle_backends"]) < set(machine["backends"])
-    assert machine["amx"].partition(":")[0] in ("on", "off", "none") and isinstance(machine["repacked"], bool)
+    assert machine["amx"].partition(":")[0] in ("on", "off", "none")
     assert 1 <= machine["threads"] and 1 <= machine["threads_batch"] and machine["threads_why"]
     assert (rope["base"], rope["n_rot"], rope["frequencies"]) == (10000, 16, 8)
     assert rope["turned"] == 7  # all but the fastest, which keeps its angle
@@ -857,19 +747,15 @@ def test_info(model, run_here):
     assert [c["passed"] for c in record["self_test"]["checks"]] == [True] * 4
     machine["idle_backends"] = ["CUDA"]
     assert re.search(r"(?m)^no CUDA device +found: there is none, or its driver is missing", info.report(record))
-    _, text, _ = run_here("info", model)
+    text, _ = run("info", model)
     assert "a question about one gets replay" in " ".join(text.split())
     assert "of 8 frequencies" in text and text.count("PASS") == 4 and re.search(r"up to \d\.\de-0\d", text)
 
 
-def test_disabled_pcd_is_said_not_measured(model):
+def test_disabled_pcd_is_said(model):
     off = {"PYPCD_DISABLE": "1"}
     info = pypcd_command("info", model, **off)
     assert info.returncode == 0 and "skipped        PYPCD_DISABLE is set in the environment" in info.stdout
-    options = ("--length=16", "--method=pcd:paper:cache=shared", "--n-tokens=2", "--rounds=1", "--threads=1")
-    bench = pypcd_command("bench", model, *options, **off)
-    assert "greedy" in bench.stdout and "shared" not in bench.stdout
-    assert "cannot run pcd:paper:cache=shared" in bench.stderr
     named = pypcd_command("generate", model, "-p=x", "--pcd=on", **off)
     assert named.returncode == 1 and "PYPCD_DISABLE is set" in named.stderr
 
@@ -975,27 +861,22 @@ def test_a_document_begins_at_once_the_second_time_or_is_read_again(tmp_path, ca
     assert cached[3] < entry.n_tokens and "not this one" in caplog.text
 
 
-def test_answer_reads_a_document_once_and_pypcd_cache_lists_and_clears(model, tmp_path, monkeypatch, run_here):
+def test_answer_reads_a_document_once_and_pypcd_cache_lists_and_clears(model, tmp_path, monkeypatch, run):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PYPCD_CACHE_GIB", "1")
     (tmp_path / "notes.txt").write_text(BOOK)
     command = ["answer", model, "--context", tmp_path / "notes.txt", "-p", "what is 21?", "--threads", 1]
     command += ["--max-tokens", 4, "--n-ctx", 2048, "--json", "--method", "greedy"]
-    (_, first, said), (_, second, said_again) = run_here(*command), run_here(*command)
+    (first, said), (second, said_again) = run(*command), run(*command)
     records = json.loads(first), json.loads(second)
     assert records[0]["text"] == records[1]["text"]
     assert records[1]["n_evaluated"] < 40 and records[0]["n_evaluated"] > 256
     assert "it was read before" in said_again and "read before" not in said
-    (tmp_path / "notes.txt").write_text(BOOK.partition("\n\n")[2])
-    _, _, said = run_here(*command)
-    assert "reading takes about" in said and "read before" not in said
-    assert "notes.txt" in run_here("cache")[1]
+    assert "notes.txt" in run("cache")[0]
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "pypcd.decode.prompt_cache.Entry.about",
-            {**PromptCache().entries()[0].about, "documents": ["a\x1b[31m\x07\nb"]},
-        )
-        _, out, _ = run_here("cache")
+        about = {**PromptCache().entries()[0].about, "documents": ["a\x1b[31m\x07\nb"]}
+        patch.setattr("pypcd.decode.prompt_cache.Entry.about", about)
+        out, _ = run("cache")
         assert not set("\x1b\x07") & set(out) and "b\n" in out
-    assert run_here("cache", "clear")[0] == 0
-    assert "notes.txt" not in run_here("cache")[1]
+    run("cache", "clear")
+    assert "notes.txt" not in run("cache")[0]

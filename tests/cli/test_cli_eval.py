@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run, record
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
@@ -25,102 +26,77 @@ from pypcd.evaluation.tasks.kv import KV_SHORT
 DEMO = ["eval", "demo", "--task", "kv-short", "--length", "250", "--n", "3", "--threads", "1"]
 
 
-def question(tmp_path: Path) -> tuple[Path, str, str]:
-    """A context, a question about it, and the right answer, for the demo model."""
+@pytest.fixture
+def asked(tmp_path: Path) -> tuple[list[str], str]:
+    """The words of a command that answers a question about a context, and the right answer."""
     sample = next(iter(KV_SHORT.questions(1, 8)))
     text, key, rest = sample.prompt.begun.partition("Key: ")
-    context = tmp_path / "context.txt"
-    context.write_text(text)
-    return context, key + rest, sample.answers[0]
+    (tmp_path / "context.txt").write_text(text)
+    words = ["answer", "demo", "-p", key + rest, "--context", str(tmp_path / "context.txt"), "--threads=1"]
+    return [*words, "--max-tokens=8"], sample.answers[0]
 
 
 # -- answer ----------------------------------------------------------------------------------------------------------
 
 
-def test_answer_shows_each_method(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    context, asked, right = question(tmp_path)
-    command = ["answer", "demo", "-p", asked, "--context", str(context), "--threads", "1", "--max-tokens", "8"]
-    assert main([*command, "--method", "greedy,pcd,beam:2,cad"]) == 0
-    out = capsys.readouterr().out
-    assert [line for line in out.splitlines() if line.startswith("---")] == [
-        f"--- {name} ---" for name in ("greedy", "pcd", "beam:2", "cad")
-    ]
-    assert right in out
-    assert main(command) == 0
-    assert re.findall("^--- (.*) ---$", capsys.readouterr().out, re.MULTILINE) == ["greedy", "replay"]
-    assert main([*command, "--method", "pcd", "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
-    assert record["method"] == "pcd" and record["n_tokens"] <= 8 and record["n_evaluated"] == record["n_prompt"]
+def test_answer_shows_each_method(asked: tuple[list[str], str], run: Run) -> None:
+    command, right = asked
+    out, err = run(*command, "--method=greedy,pcd,beam:2,cad")
+    assert re.findall("^--- (.*) ---$", out, re.MULTILINE) == ["greedy", "pcd", "beam:2", "cad"]
+    assert right in out and "the model 'demo' looks values up" not in err
+    assert re.findall("^--- (.*) ---$", run(*command)[0], re.MULTILINE) == ["greedy", "replay"]
+    found = record(run, *command, "--method=pcd")
+    assert found["method"] == "pcd" and found["n_tokens"] <= 8 and found["n_evaluated"] == found["n_prompt"]
 
 
-def test_answer_goes_on_after_a_method_that_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    context, asked, _ = question(tmp_path)
-    command = ["answer", "demo", "-p", asked, "--context", str(context), "--threads", "1", "--max-tokens", "8"]
-    assert main([*command, "--method", "control,greedy"]) == 1
-    captured = capsys.readouterr()
-    assert "control cannot run on this model: the control needs other prompts" in captured.err
-    assert "--- greedy ---" in captured.out
-    assert main(["answer", "demo", "-p", "hello", "--threads", "1", "--max-tokens", "2", "--method", "cad,greedy"]) == 1
-    captured = capsys.readouterr()
-    assert "cad: the prompt has no context to leave out; give it one (--context" in captured.err
-    assert "--- greedy ---" in captured.out
-    assert main(["answer", "demo", "-p", "hello", "--threads", "1", "--max-tokens", "2", "--method", "cad"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("pypcd: the prompt has no context")
+def test_answer_goes_on_after_a_method_that_cannot_run(asked: tuple[list[str], str], run: Run) -> None:
+    out, err = run(*asked[0], "--method=control,greedy", status=1)
+    assert "control cannot run on this model: the control needs other prompts" in err and "--- greedy ---" in out
+    words = ["answer", "demo", "-p", "hello", "--threads=1", "--max-tokens=2"]
+    out, err = run(*words, "--method=cad,greedy", status=1)
+    assert "cad: the prompt has no context to leave out; give it one (--context" in err and "--- greedy ---" in out
+    _, err = run(*words, "--method=cad", status=2)
+    assert err.splitlines()[-1].startswith("pypcd: the prompt has no context")
 
 
-def test_the_included_model_says_what_it_is_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    note = "the model 'demo' looks values up in a JSON object"
-    words = ["--threads", "1", "--max-tokens", "1"]
-    for command in ("answer", "generate"):
-        assert main([command, "demo", "-p", "What is the capital of France?", *words]) == 0
-        assert capsys.readouterr().err.count(note) == 1, command
-    context, asked, _ = question(tmp_path)
-    assert main(["answer", "demo", "-p", asked, "--context", str(context), *words]) == 0
-    assert note not in capsys.readouterr().err
+@pytest.mark.parametrize("command", ["answer", "generate", "chat"])
+def test_the_included_model_says_what_it_is_for(command: str, run: Run) -> None:
+    _, err = run(command, "demo", "-p", "What is the capital of France?", "--threads=1", "--max-tokens=1")
+    assert err.count("the model 'demo' looks values up in a JSON object") == 1
 
 
 # -- eval ------------------------------------------------------------------------------------------------------------
 
 
-def test_eval_prints_and_keeps_its_tables(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_eval_prints_and_keeps_its_tables(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     out = tmp_path / "run"
-    assert main([*DEMO, "--method", "pcd,pcd:window", "--out", str(out)]) == 0
-    text, markdown = capsys.readouterr().out, (out / "summary.md").read_text()
+    command = [*DEMO, "--method=pcd,pcd:window", "--out", out]
+    text, markdown = run(*command)[0], (out / "summary.md").read_text()
     assert "| 250 | pcd:window |" in markdown and markdown.startswith("# demo\n")
     assert text == markdown  # in a file or a pipe
     monkeypatch.setenv("COLUMNS", "90")
-    assert main([*DEMO, "--method", "pcd,pcd:window", "--out", str(out)]) == 0
-    text = capsys.readouterr().out
+    text, _ = run(*command)
     assert text == aligned(markdown, 90) and re.search(r"(?m)^   250  pcd:window  ", text)
     monkeypatch.setenv("COLUMNS", "50")
-    assert main([*DEMO, "--method", "pcd,pcd:window", "--out", str(out)]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 50
+    assert max(map(len, run(*command)[0].splitlines())) <= 50
     assert (out / "summary.md").read_text() == markdown
-    assert main([*DEMO, "--method", "pcd", "--out", str(out), "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
-    assert [row["method"] for row in record["rows"]] == ["greedy", "pcd"]
-    assert record["plan"]["lengths"] == [250] and record["rows"][0]["n"] == 3
+    found = record(run, *DEMO, "--method=pcd", "--out", out)
+    assert [row["method"] for row in found["rows"]] == ["greedy", "pcd"]
+    assert found["plan"]["lengths"] == [250] and found["rows"][0]["n"] == 3
 
 
-def test_a_quick_eval_asks_less_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quick_eval_asks_less_and_says_so(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eval_command, "QUICK_LENGTHS", (250,))
     monkeypatch.setattr(eval_command, "QUICK_N", 3)
     monkeypatch.chdir(tmp_path)
-    assert main(["eval", "demo", "--quick", "--threads", "1"]) == 0
-    said = capsys.readouterr().out
+    quick = ["eval", "demo", "--quick", "--threads=1"]
+    said, _ = run(*quick)
     assert "quick: 3 questions a cell, of which at least 6 must differ to show anything" in said
     assert re.search(r"(?m)^(Use|No method|greedy has)\b.*\.$", said.rstrip().splitlines()[-1])
     plan = json.loads((tmp_path / "eval-demo-quick" / "run.json").read_text())
     assert (plan["n"], plan["lengths"], tuple(plan["methods"])) == (3, [250], eval_command.QUICK_METHODS)
-    assert (
-        main(["eval", "demo", "--quick", "--n", "2", "--method", "pcd", "--threads", "1", "--out", "b", "--json"]) == 0
-    )
-    plan = json.loads(capsys.readouterr().out)["plan"]  # options given by name take precedence
+    plan = record(run, *quick, "--n=2", "--method=pcd", "--out=b")["plan"]  # options given by name take precedence
     assert (plan["n"], plan["lengths"], plan["methods"]) == (2, [250], ["greedy", "pcd"])
 
 
@@ -135,7 +111,7 @@ def planned(*args: str) -> Plan:
     [
         ("--task kv", 300, (1024, 2048, 4096), 5),
         ("--quick", 12, (1200,), 4),
-        ("--task kv --quick", 24, (1200,), 4),
+        ("--task kv --quick --half second", 24, (1200,), 4),
         ("--task everyday", 25, (300, 1024), 5),
         ("--task everyday,everyday-behind", 25, (300, 1024), 5),
         ("--task everyday --quick", 2, (1200,), 4),
@@ -150,17 +126,9 @@ def planned(*args: str) -> Plan:
 def test_how_much_is_asked_by_default(args: str, n: int, lengths: tuple[int, ...], n_methods: int) -> None:
     plan = planned(*args.split())
     assert (plan.n, plan.lengths, len(plan.methods)) == (n, lengths, n_methods)
+    assert plan.half == ("second" if "second" in args else None)
     if args == "--task everyday,everyday-behind":
         assert plan.tasks == GROUPS["everyday"] + GROUPS["everyday-behind"]
-
-
-def test_eval_asks_one_half_and_then_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What tune chooses by and judges by, one run for both."""
-    command = [*DEMO, "--method", "pcd", "--out", str(tmp_path / "run"), "--json"]
-    for half, n in (("first", 2), ("second", 1)):
-        assert main([*command, "--half", half]) == 0
-        assert [row["n"] for row in json.loads(capsys.readouterr().out)["rows"]] == [n, n]
-    assert len((tmp_path / "run" / "samples.jsonl").read_text().splitlines()) == 2 * 3
 
 
 def test_the_list_cuts_no_name_in_two(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,46 +138,25 @@ def test_the_list_cuts_no_name_in_two(capsys: pytest.CaptureFixture[str]) -> Non
     assert set(TASKS) | set(decode.names()) <= words
 
 
-def test_types_of_the_cache_are_asked_beside_f16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["eval", "demo", "--threads=1", "--length=200", "--n=2", "--max-tokens=4", "--json"]
-    assert main([*command, "--type-k=q8_0,q4_0", "--type-v=f16,q8_0", f"--out={tmp_path / 'a'}"]) == 0
-    plan = json.loads(capsys.readouterr().out)["plan"]
-    pairs = ["q8_0:f16", "q8_0:q8_0", "q4_0:f16", "q4_0:q8_0"]
-    assert plan["methods"] == ["greedy", *(f"greedy+kv:{pair}" for pair in pairs)]
-    assert main([*command, "--type-v=q8_0", "--method=pcd:window", f"--out={tmp_path / 'b'}"]) == 0
-    assert json.loads(capsys.readouterr().out)["plan"]["methods"] == ["greedy", "pcd:window", "pcd:window+kv:f16:q8_0"]
-    assert main([*command, "--type-k=q9", f"--out={tmp_path / 'c'}"]) == 2
-    assert "k is 'q9'" in capsys.readouterr().err
-
-
-def test_who_measures_an_instruct_model_without_its_template_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_who_measures_an_instruct_model_without_its_template_is_told(tmp_path: Path, run: Run) -> None:
     model = str(write_tiny_gguf(tmp_path / "tiny.gguf", chat_template=CHAT_TEMPLATE))
-    words = ["--quick", "--task", "kv", "--length", "16"]  # too short, so nothing is asked
+    words = ["--quick", "--task=kv", "--length=16", "--out", tmp_path / "run"]  # too short, so nothing is asked
     for command, more, n in itertools.product(("eval", "tune"), ((), ("--chat",)), (model, "demo")):
-        assert main([command, n, *words, *more, "--out", str(tmp_path / "run")]) == 2
-        assert ("with --chat it is asked" in capsys.readouterr().err) == (n == model and not more)
+        _, err = run(command, n, *words, *more, status=2)
+        assert ("with --chat it is asked" in err) == (n == model and not more)
 
 
-def test_a_stopped_eval_shows_what_is_done(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["eval", "demo", "--task", "kv-short", "--length", "200", "--method", "pcd", "--threads", "1"]
-    words += ["--out", str(tmp_path / "run")]
-    assert main([*words, "--n", "3"]) == 0
-    (row,) = (line for line in capsys.readouterr().out.splitlines() if "pcd" in line and "200" in line)
+def test_a_stopped_eval_shows_what_is_done(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["eval", "demo", "--length=200", "--method=pcd", "--threads=1", "--out", tmp_path / "run"]
+    (row,) = (line for line in run(*words, "--n=3")[0].splitlines() if "pcd" in line and "200" in line)
 
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(eval_command, "evaluate", stop)
-    assert main([*words, "--n", "5"]) == 130
-    out, said = capsys.readouterr()
+    out, said = run(*words, "--n=5", status=130)
     assert row in out and "so far: 3 of 5 questions" in said and "run the same command again" in said
-    words[words.index("kv-short")] = "kv-short,kv"
-    assert main([*words, "--n", "3"]) == 130
-    out = capsys.readouterr().out
+    out, _ = run(*words, "--task=kv-short,kv", "--n=3", status=130)
     assert row in out and re.findall("^#+ (kv[a-z-]*)", out, re.MULTILINE) == ["kv-short"], "no table without answers"
 
 
@@ -235,11 +182,8 @@ def test_the_questions_are_those_of_the_published_figures() -> None:
     assert whole.hexdigest() == "3bdb5f69313e07e4179b250f4f346058079900035b0870b430dfe26aabb42efa"
 
 
-def test_a_question_can_be_had_by_its_number(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "77"]) == 0
-    out, err = capsys.readouterr()
+def test_a_question_can_be_had_by_its_number(run: Run) -> None:
+    out, err = run("demo", 77)
     wanted = list(KV_SHORT.questions(75, 40))[1]  # the second of the second length
     assert out == wanted.prompt.begun
     assert wanted.answers[0] in err
-    assert main(["demo", "301"]) == 2
-    assert "question 301 is none of the demo's; allowed: 1 to 300" in capsys.readouterr().err

@@ -1,22 +1,18 @@
-"""How a command starts: its imports, help, what is said of a mistake, and shell completion."""
+"""How a command starts: its imports, help, and what is said of a mistake."""
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import llama_cpp
 import pytest
 from conftest import run_python
 
-from pypcd.cli import COMMANDS, main, make_parser
+from pypcd.cli import COMMANDS, main
 
-HEAVY = {"llama_cpp", "numpy", "gguf", "jinja2", "rich", "prompt_toolkit", "shtab", "pypcd.llama"}
+HEAVY = {"llama_cpp", "numpy", "gguf", "jinja2", "rich", "prompt_toolkit", "pypcd.llama"}
 MODULES = """if True:
     import sys
     import pypcd
@@ -52,85 +48,78 @@ def test_only_the_chosen_command_is_imported(command: str) -> None:
     assert not any(name.startswith("pypcd.evaluation") for name in new)
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["chta"], "pypcd: error: there is no command 'chta' (did you mean 'chat'?); the commands: chat, generate,"),
-        (["qqqq"], "pypcd: error: there is no command 'qqqq'; the commands: chat, generate,"),
-        (["chat", "m.gguf", "--sytem=x"], "pypcd chat: error: there is no option --sytem (did you mean '--system'?)"),
-        (["eval", "m.gguf", "--qqqqq"], "pypcd eval: error: there is no option --qqqqq; 'pypcd eval --help' lists"),
-        (["chat", "m.gguf", "n.gguf"], "pypcd chat: error: unexpected argument 'n.gguf'"),
-        (
-            ["salience", "m.gguf"],
-            "'pypcd salience' left the package; in a clone of its repository: python -m research.salience",
-        ),
-        (
-            ["lab", "plot", "decay"],
-            "'pypcd lab' left the package; in a clone of its repository: python -m research.NAME",
-        ),
-        (
-            ["eval", "m.gguf", "--paper", "table1"],
-            "--paper left the package; in a clone of its repository: python -m research.eval",
-        ),
-        (["demo", "--question"], "pypcd demo K"),
-        (["demo", "--pcd=window"], "pypcd eval demo measures"),
-        (["demo", "--n=3"], "--n"),
-        (["explain", "demo", "-p", "x", "-f", "y"], "not allowed with argument -p"),
-        (["explain", "demo", "-p", "x", "--question", "kv-short:240:1"], "not allowed with argument -p"),
-        (["explain", "demo", "-p", "x", "--picture", "a.png"], "python -m research.one_answer MODEL --out FILE"),
-        (["explain", "demo", "-p", "x", "--html=a.html"], "--html left the package; --json has all of it"),
-        (["--nope"], "pypcd: error: there is no option --nope; the commands: chat, generate,"),
-        ([], "usage: pypcd [-h] [--version] COMMAND ...\n\nBetter answers from long prompts"),
-    ],
-)
-def test_what_is_misspelt_is_said_with_what_was_meant(
-    args: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as leaving:
-        main(args)
-    out, err = capsys.readouterr()
-    assert leaving.value.code == 2 and out == "" and message in err
+COMMANDS_ARE = "the commands: chat, generate,"
+LEFT = "left the package; in a clone of its repository: python -m research"
 
 
 @pytest.mark.parametrize(
-    ("command", "message"),
+    ("line", "message"),
     [
+        ("chta", f"pypcd: error: there is no command 'chta' (did you mean 'chat'?); {COMMANDS_ARE}"),
+        ("qqqq", f"pypcd: error: there is no command 'qqqq'; {COMMANDS_ARE}"),
+        ("--nope", f"pypcd: error: there is no option --nope; {COMMANDS_ARE}"),
+        ("", "usage: pypcd [-h] [--version] COMMAND ...\n\nBetter answers from long prompts"),
+        ("chat m.gguf --sytem=x", "pypcd chat: error: there is no option --sytem (did you mean '--system'?)"),
+        ("eval m.gguf --qqqqq", "pypcd eval: error: there is no option --qqqqq; 'pypcd eval --help' lists"),
+        ("chat m.gguf n.gguf", "pypcd chat: error: unexpected argument 'n.gguf'"),
+        # what has moved
+        ("salience m.gguf", f"'pypcd salience' {LEFT}.salience"),
+        ("explain demo -p x", f"'pypcd explain' {LEFT}.explain"),
+        ("completion bash", "'pypcd completion' left the package; commit 2e7ce90 makes the script"),
+        ("eval m.gguf --paper table1", f"--paper {LEFT}.eval"),
+        ("eval m.gguf --type-k=q8_0", "--type-k is a part of a method now: --method greedy+kv:q8_0:q8_0"),
+        ("demo --question", "pypcd demo K"),
+        ("demo --pcd=window", "pypcd eval demo measures"),
+        ("demo --n=3", "--n"),
+        # values
         ("chat none.gguf", "there is no model file none.gguf"),
+        ("chat demo --read no", "read is 'no'; allowed: "),
         ("generate none.gguf -p ''", "the prompt is empty"),
         ("generate none.gguf -p x --pcd betta=1", "did you mean 'beta'"),
         ("generate none.gguf -p x --temp hot", "temperature is 'hot'"),
-        ("generate demo -p '{long}' --n-ctx 256", "--n-ctx"),
+        ("generate none.gguf -p x --temp nan", "temperature is nan"),
+        ("generate none.gguf -p x --top-p 2", "top_p is 2"),
+        ("generate none.gguf -p x --top-k 1.5", "top_k is 1.5"),
+        ("generate demo -p '{long}' --n-ctx 256", "do not fit in the context of 256; give a larger --n-ctx"),
         ("info {self}", "is not a GGUF file"),
         ("answer demo -p why --method replya", "did you mean 'replay'"),
         ("answer demo -p why --method ''", "--method is empty"),
         ("answer demo -p why --context nowhere.txt", "nowhere.txt: No such file or directory"),
         ("answer demo --n-ctx 256 -p '{long}'", "tokens do not fit in the context of 256; give a larger --n-ctx"),
-        ("explain demo -p ''", "the prompt is empty"),
-        ("explain demo -p x --pcd off", "--pcd is off"),
-        ("explain demo --question kv-short", "--question is 'kv-short'; allowed: a task"),
-        ("explain demo --question kv-short:240,480:1", "allowed: a task, a length and an index"),
-        ("explain demo --question kv-short:240:300", "integer from 0 to 299"),
-        ("explain demo -f /none/such", "/none/such: No such file"),
-        ("explain demo -p x --gold ''", "gold is empty"),
-        ("explain demo -p '{long}' --n-ctx 256", "give a larger --n-ctx"),
+        ("compare demo nowhere.jsonl", "nowhere.jsonl: No such file"),
+        ("compare demo asked.jsonl --method ''", "--method is empty"),
+        ("mcp demo {self}", "is no folder; allowed: folders of documents"),
+        ("mcp none.gguf .", "there is no model file none.gguf"),
+        ("demo 301", "question 301 is none of the demo's; allowed: 1 to 300"),
+        ("bench demo --length x", "--length has 'x'; allowed: "),
+        ("bench demo --length 3", "--length has '3'; allowed: "),
+        ("bench demo --rounds 0", "argument --rounds: '0'; allowed: "),
+        ("bench demo --n-tokens 1", "argument --n-tokens: '1'; allowed: "),
+        ("bench demo --threads -1", "argument --threads: '-1'; allowed: "),
         ("eval none.gguf", "there is no model file"),
         ("eval demo --task kw", "kw"),
         ("eval demo --method pdc", "did you mean"),
+        ("eval demo --method greedy+kv:q9", "k is 'q9'"),
         ("eval demo --length abc", "--length has 'abc'"),
         ("eval demo --task kv-short --length 20", "n_tokens is 20; allowed: at least"),
         ("eval demo --task kv-short --length 250 --method pcd:paper:beta=-1", "beta is -1"),
         ("eval demo --task kv-short,everyday --length 200", "give --n"),
+        ("tune demo --profile nowhere/x.json", "there is no folder nowhere"),
     ],
 )
-def test_what_the_user_can_mend_is_said(
-    command: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_mistake_is_said_with_what_was_meant(
+    line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [word.format(long="ba " * 900, self=Path(__file__).resolve()) for word in shlex.split(command)]
-    is_mistyped = "256" not in words and words[0] != "info"  # else it does not fit, or the file's content is wrong
-    assert main(words) == (2 if is_mistyped else 1)
+    (tmp_path / "asked.jsonl").write_text('{"question": "Why?"}')
+    words = [word.format(long="ba " * 900, self=Path(__file__).resolve()) for word in shlex.split(line)]
+    try:
+        status = main(words)
+    except SystemExit as leaving:
+        status = leaving.code
     out, err = capsys.readouterr()
-    assert out == "" and message in err and "Traceback" not in err
+    is_mistyped = "256" not in words and words[:1] != ["info"]  # else it does not fit, or the file's content is wrong
+    assert (status, out) == (2 if is_mistyped else 1, "") and message in err and "Traceback" not in err
     assert not list(tmp_path.rglob("samples.jsonl"))
 
 
@@ -157,7 +146,7 @@ def test_help_fits_a_screen_and_any_encoding(
     assert text.startswith("usage: pypcd") and text.isascii()
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
     if not command:  # each command is one line
-        first = lines.index("commands:") + 1
+        first = lines.index("commands:") + 2
         assert [line.split()[0] for line in lines[first : first + len(COMMANDS)]] == list(COMMANDS)
 
 
@@ -177,65 +166,3 @@ def test_a_method_of_research_is_named_with_its_program() -> None:
     done = run_python(code)
     said = " ".join(done.stderr.split())
     assert "no method 'segr'" in said and "python -m research.eval, in a clone of pypcd's repository, has those" in said
-
-
-# -- completion ------------------------------------------------------------------------------------------------------
-
-
-def script(shell: str) -> str:
-    command = [sys.executable, "-m", "pypcd", "completion", shell]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-
-
-@pytest.fixture(scope="module")
-def bash(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("bash") / "pypcd"
-    path.write_text(script("bash"))
-    return path
-
-
-def options() -> dict[str, set[str]]:
-    """The options that each command's help shows."""
-    _, commands = make_parser(COMMANDS)
-    shown = {name: [a for a in sub._actions if a.help != argparse.SUPPRESS] for name, sub in commands.items()}
-    return {name: {option for a in actions for option in a.option_strings} for name, actions in shown.items()}
-
-
-def completed(bash: Path, folder: Path, line: str) -> list[str]:
-    """The completions that bash itself offers for the last word of a line."""
-    words = line.split(" ")
-    quoted = " ".join(f'"{word}"' for word in words)
-    code = f"""
-        source "{bash}"
-        function_name=$(complete -p pypcd | sed 's/.*-F \\([^ ]*\\).*/\\1/')
-        COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; COMP_LINE="{line}"; COMP_POINT=${{#COMP_LINE}}
-        $function_name pypcd "{words[-1]}" "{words[-2]}"
-        printf '%s\\n' "${{COMPREPLY[@]}}"
-    """
-    run = ["bash", "--norc", "--noprofile", "-c", code]
-    done = subprocess.run(run, capture_output=True, text=True, cwd=folder, timeout=60, check=False)
-    assert not done.stderr, done.stderr
-    return [word.strip() for word in done.stdout.splitlines() if word.strip()]
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_completes_commands_options_and_models(bash: Path, tmp_path: Path) -> None:
-    subprocess.run(["bash", "-n", str(bash)], check=True)
-    assert set(completed(bash, tmp_path, "pypcd ")) == set(COMMANDS)
-    assert completed(bash, tmp_path, "pypcd ch") == ["chat"]
-    for command, names in options().items():
-        assert set(completed(bash, tmp_path, f"pypcd {command} -")) >= names, command
-    (tmp_path / "m.gguf").write_text("")
-    (tmp_path / "notes.txt").write_text("")
-    assert completed(bash, tmp_path, "pypcd chat ") == ["m.gguf"]
-    assert set(completed(bash, tmp_path, "pypcd answer m.gguf --context ")) == {"m.gguf", "notes.txt"}
-    assert completed(bash, tmp_path, "pypcd bench m.gguf --flash-attn o") == ["on", "off"]
-
-
-def test_the_zsh_script_has_all_commands_and_options() -> None:
-    text = script("zsh")
-    assert text.startswith("#compdef pypcd")
-    for command, names in options().items():
-        assert f"\n    {command.rpartition(' ')[2]}:'" in text and all(name in text for name in names)
-    if zsh := shutil.which("zsh"):
-        subprocess.run([zsh, "-n", "/dev/stdin"], input=text, text=True, check=True)

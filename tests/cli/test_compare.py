@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run
 
 import research.methods  # noqa: F401  whose names are a run's too
-from pypcd.cli import main
 from pypcd.cli.compare import Question, read_questions
 from pypcd.decode import Method
 
@@ -89,61 +90,46 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert read_questions(path)[0].text == "fine"
 
 
-def test_a_file_without_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_questions(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no questions"):
         read_questions(write(tmp_path / "q.jsonl", ""))
-    assert main(["compare", "demo", str(tmp_path / "nowhere.jsonl")]) == 2
-    assert "nowhere.jsonl: No such file" in capsys.readouterr().err
 
 
-def test_answers_side_by_side(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_side_by_side(asked: Path, run: Run) -> None:
     words = command(asked, 6, "greedy,pcd:window:window=16")
-    assert main(words) == 0
-    out = capsys.readouterr().out
+    out, _ = run(*words)
     first, second, _ = out.split(" of 3: ")[1:]
     assert "greedy        right: 8044-44b2" in first and "right: as greedy" in first
     assert "greedy        wrong: 5fa0-913c" in second
     assert [line.split()[1:4] for line in out.splitlines() if line.endswith(" of 3")] == [["1", "of", "2"]] * 2
-    assert main([*words, "--json"]) == 0
-    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    records = [json.loads(line) for line in run(*words, "--json")[0].splitlines()]
     assert [record["right"] for record in records] == [True, True, False, False, None, None]
-    assert len(records) == 6 and [record["question"] for record in records] == [1, 1, 2, 2, 3, 3]
+    assert [record["question"] for record in records] == [1, 1, 2, 2, 3, 3]
 
 
-def test_what_is_not_read_of_a_folder_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_read_of_a_folder_is_said_once(tmp_path: Path, run: Run) -> None:
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers" / "a.txt").write_text("The toll is 17 crowns.")
     (tmp_path / "papers" / "b.txt").write_text("")
     path = write(tmp_path / "q.jsonl", *({"file": "papers", "question": f"Toll {n}?"} for n in range(2)))
-    assert main(command(path, 1, "greedy")) == 0
-    assert capsys.readouterr().err.count("not read: papers/b.txt") == 1
+    assert run(*command(path, 1, "greedy"))[1].count("not read: papers/b.txt") == 1
 
 
-def test_what_is_done_is_shown_if_it_is_stopped(
-    asked: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, n = Method.stream, 0
+def test_what_is_done_is_shown_if_it_is_stopped(asked: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, n = Method.stream, itertools.count(1)
 
     def stream(*args: Any, **kwargs: Any) -> Any:
-        nonlocal n
-        n += 1
-        if n == 3:
+        if next(n) == 3:
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
     monkeypatch.setattr(Method, "stream", stream)
-    words = command(asked, 6, "greedy,pcd:window")
-    assert main(words) == 130
-    assert "stopped; so far:" in (out := capsys.readouterr().out) and out.count("1 of 1") == 2
+    out, _ = run(*command(asked, 6, "greedy,pcd:window"), status=130)
+    assert "stopped; so far:" in out and out.count("1 of 1") == 2
 
 
-def test_a_method_that_fails_is_said_the_others_go_on_and_nothing_is_called_the_same(
-    asked: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(command(asked, 6, "cad,greedy")) == 1
-    out, err = capsys.readouterr()
+def test_a_method_that_fails_is_said_the_others_go_on_and_nothing_is_called_the_same(asked: Path, run: Run) -> None:
+    out, err = run(*command(asked, 6, "cad,greedy"), status=1)
     assert "cad" in err and "as cad" not in out and out.count("greedy        right: ") == 1
     row = next(line for line in out.splitlines() if line.startswith("greedy") and line.endswith("0 of 0"))
     assert row.split()[1:4] == ["1", "of", "2"]
-    assert main(["compare", "demo", str(asked), "--method", ""]) == 2
-    assert "--method is empty" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 
@@ -88,9 +89,6 @@ class Bar:
     def update(self, n: float) -> None:
         self.n += n
 
-    def clear(self) -> None:
-        pass
-
 
 @pytest.mark.parametrize(
     ("methods", "lengths", "n", "said"),
@@ -127,12 +125,14 @@ def test_a_bar_shows_questions_and_the_time_left(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TERM", "xterm")
     plan, clock = Plan("m", ("kv",), ("greedy",), (1000,), n=40), Clock()
     monkeypatch.setattr(_terminal.Bar, "delay", 0)
-    monkeypatch.setattr(_terminal.Bar, "pause", 0)
     monkeypatch.setenv("COLUMNS", "100")
     with _progress.following("answering") as progress:
         progress._clock = clock
         follow(plan, progress, clock, stop=11)
-        drawn = stream.getvalue()
+        for _ in range(600):  # a thread draws it
+            if "11 of 40" in (drawn := stream.getvalue()):
+                break
+            time.sleep(0.05)
     assert "answering: 11 of 40 questions, about 58 s left" in drawn and " 28%" in drawn
     assert stream.getvalue() != drawn and stream.getvalue().endswith("\x1b[2K"), "it is taken away at the end"
 

@@ -25,7 +25,7 @@ LAYERS: tuple[set[str], ...] = (
     {"prompt", "document", "find"},
     {"decode"},
     {"ask", "server"},
-    {"bench", "evaluation", "explain"},
+    {"bench", "evaluation"},
     {"integrations"},
     {"cli"},
 )

@@ -88,11 +88,6 @@ def test_a_long_list_of_numbers_is_left_out_and_what_follows_is_read(tmp_path: P
     assert len(read.shape.n_head_kv) == 3
 
 
-@pytest.mark.parametrize(("kwargs", "has"), [({"rope_freqs": [1.0] * 8}, True), ({}, False)])
-def test_factors_of_frequencies(kwargs: dict[str, object], has: bool, tiny: Tiny) -> None:
-    assert read_gguf(tiny("llama", **kwargs)).has_rope_factors is has
-
-
 def test_a_header_that_ends_early_is_empty(tiny: Tiny, tmp_path: Path) -> None:
     data = tiny("llama").read_bytes()
     whole = read_gguf(tiny("llama"))

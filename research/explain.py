@@ -1,12 +1,18 @@
-"""pypcd explain: for each generated token, the candidates before and after the contrast."""
+"""What the contrast does, token by token: the candidates' probabilities in L, in L* and after the contrast.
+
+L are the model's own logits, L* those of PCD's second, local-aware evaluation.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
-import pathlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
 
 from pypcd import Llama, PCDAnswer, PCDConfig
 from pypcd.cli import _loading, _options, _table, _terminal
@@ -18,37 +24,155 @@ from pypcd.engine import Change
 from pypcd.errors import InputError
 from pypcd.evaluation import ModelTokenizer, task
 from pypcd.evaluation.tasks.sample import Task
-from pypcd.explain import Candidate, Step, explain
 from pypcd.prompt import Prompt, prompt_tokens
-from pypcd.settings.ranges import Integer
+from pypcd.settings.formula import log_softmax, rank
+from pypcd.settings.ranges import Integer, literal
+from research.command import command
 
 LEGEND = "> chosen   L: the model   L*: local-aware   PCD: after the contrast"
 GOLD = "   * leads to the right answer"
 
 
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A token that could come next.
+
+    Attributes:
+        token: its id.
+        text: in quotes, safe for a terminal; "(end)" for the end of the answer.
+        before: its probability in L.
+        rank_before: its rank in L, from 1.
+        local: its probability in L*; None if L* was not evaluated, as where only one token was plausible.
+        after: its probability in the contrasted logits; 0 if it is excluded.
+        rank_after: its rank there; None if it is excluded.
+        is_chosen: whether it is the token that was written.
+        is_gold: whether it continues the right answer.
+    """
+
+    token: int
+    text: str
+    before: float
+    rank_before: int
+    local: float | None
+    after: float
+    rank_after: int | None
+    is_chosen: bool
+    is_gold: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One generated token.
+
+    Attributes:
+        index: from 0.
+        candidates: the best ones before and after the contrast, and the best gold one, sorted as after the contrast.
+        beta: the strength of the contrast here (PCDLogits.beta); None if nothing was contrasted.
+    """
+
+    index: int
+    candidates: tuple[Candidate, ...]
+    beta: float | None
+
+    @property
+    def chosen(self) -> Candidate:
+        """What was written."""
+        return next(c for c in self.candidates if c.is_chosen)
+
+    @property
+    def plain(self) -> Candidate:
+        """What plain decoding would have written here."""
+        return min(self.candidates, key=lambda c: (c.rank_before, c.token))
+
+    @property
+    def is_changed(self) -> bool:
+        return self.chosen != self.plain
+
+
+def explain(
+    session: Session,
+    tokens: Sequence[int],
+    setting: PCDConfig,
+    vocabulary: Vocabulary,
+    *,
+    n_tokens: int = 16,
+    n_top: int = 5,
+    gold: str | None = None,
+) -> Iterator[Step]:
+    """Answer a prompt greedily with PCD, and give the candidates of every token.
+
+    Args:
+        tokens: the prompt's tokens.
+        n_tokens: at most so many are generated; the end of the answer is the last.
+        n_top: number of candidates from L, and from the contrasted logits.
+        gold: the right answer; its tokens are marked as long as the answer follows it.
+
+    Raises:
+        ValueError: the prompt is empty or does not fit, or gold is empty.
+        UnsupportedError: this model cannot run the setting.
+    """
+    if gold is not None and not gold.strip():
+        raise InputError("gold is empty; give the right answer, or leave it out")
+    written, right = b"", (gold or "").strip().encode()
+    session.start(tokens, setting)
+    try:
+        for index in range(min(n_tokens, session.llm.n_ctx() - len(tokens))):
+            marked = vocabulary.next_tokens(written, right) if gold is not None else []
+            step = _step(session.llm.pcd_logits(), vocabulary, index, n_top, set(marked))
+            yield step
+            chosen = step.chosen.token
+            if session.is_end(chosen):
+                return
+            written += vocabulary.text(chosen)
+            if index + 1 < n_tokens:
+                session.step({0: chosen})
+    finally:
+        session.finish()
+
+
+def _step(rows: Any, vocabulary: Vocabulary, index: int, n_top: int, gold: set[int]) -> Step:
+    standard, contrasted = rows.standard, rows.contrasted
+    chosen = int(contrasted.argmax())
+    tops = [np.argsort(-row, kind="stable")[:n_top] for row in (standard, contrasted)]
+    listed = {int(t) for top in tops for t in top if top is tops[0] or np.isfinite(contrasted[t])}
+    if gold:
+        listed.add(max(gold, key=lambda t: (contrasted[t], standard[t], -t)))
+    p_before, p_after = (np.exp(log_softmax(row)) for row in (standard, contrasted))
+    p_local = None if rows.local is None else np.exp(log_softmax(rows.local))
+    candidates = [
+        Candidate(
+            token=token,
+            text=vocabulary.shown(token),
+            before=float(p_before[token]),
+            rank_before=rank(standard, token),
+            local=None if p_local is None else float(p_local[token]),
+            after=float(p_after[token]),
+            rank_after=rank(contrasted, token) if np.isfinite(contrasted[token]) else None,
+            is_chosen=token == chosen,
+            is_gold=token in gold,
+        )
+        for token in sorted(listed, key=lambda t: (-contrasted[t], -standard[t], t))
+    ]
+    return Step(index, tuple(candidates), rows.beta)
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "pypcd explain MODEL [-p TEXT | -f FILE] [options] [< FILE]"
-    add_prompt(parser)
-    parser.add_argument(
-        "--top", metavar="N", type=_options.at_least(1), default=4, help="candidates of each row (default %(default)s)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def add_prompt(parser: argparse.ArgumentParser) -> None:
-    """What asked() needs."""
     _options.add_model(parser)
     prompts = parser.add_mutually_exclusive_group()
     prompts.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt (default: standard input)")
-    prompts.add_argument("-f", "--file", metavar="FILE", type=pathlib.Path, help="read the prompt from a file")
     prompts.add_argument("--question", metavar="TASK:N:I", help="or question I, from 0, of eval's at N tokens")
     add = parser.add_argument
     add("--chat", action="store_true", help="use the model's chat template")
     add("--gold", metavar="TEXT", help="the right answer; its tokens are marked")
     add("--pcd", metavar="SETTING", default="on", help="unsure (default), or paper:beta=1.5 ...")
     add("--max-tokens", metavar="N", type=_options.at_least(1), default=12, help="tokens at most (default %(default)s)")
+    add("--top", metavar="N", type=_options.at_least(1), default=4, help="candidates of each row (default %(default)s)")
     _options.add_n_ctx(parser)
     _options.add_machine(parser)
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def asked(args: argparse.Namespace) -> tuple[Llama, PCDConfig, list[int], str | None]:
@@ -57,7 +181,7 @@ def asked(args: argparse.Namespace) -> tuple[Llama, PCDConfig, list[int], str | 
     if setting is None:
         raise InputError("--pcd is off, so there is nothing to explain; allowed: on, a preset, or values")
     question = None if args.question is None else _question(args.question)
-    prompt, gold = Prompt() if question else Prompt(after=_text(args)), args.gold
+    prompt, gold = Prompt() if question else Prompt(after=read_prompt(args.prompt)), args.gold
     llm = _loading.open_model(args.model, setting, n_ctx=args.n_ctx, **_options.machine_options(args))
     llm.check_pcd(setting)
     if question:
@@ -71,13 +195,6 @@ def asked(args: argparse.Namespace) -> tuple[Llama, PCDConfig, list[int], str | 
     )
     _options.check_room(llm, len(tokens))
     return llm, setting, tokens, gold
-
-
-def _text(args: argparse.Namespace) -> str:
-    """The user's own prompt."""
-    if args.file is None:
-        return read_prompt(args.prompt)
-    return read_prompt(args.file.read_bytes().decode("utf-8", "replace").removesuffix("\n"))
 
 
 def _question(text: str) -> tuple[Task, int, int, int]:
@@ -94,7 +211,7 @@ def _question(text: str) -> tuple[Task, int, int, int]:
     made = task(name)
     n = min(DEFAULT_N, made.n_questions or DEFAULT_N)
     [length] = _options.lengths(numbers[0], "--question")
-    [index] = _options.integers("--question", numbers[1], Integer(0, n - 1), "0")
+    index = Integer(0, n - 1)(f"--question {text}: the index", literal(numbers[1]))
     return made, n, length, index
 
 
@@ -111,15 +228,17 @@ def run(args: argparse.Namespace) -> int:
                 print("\n" + table(step, _table.columns(), is_adaptive=setting.adaptive is not None), flush=True)
             steps.append(step)
 
-    did = what_pcd_did(steps, setting, len(tokens))
+    changes = tuple(Change(s.index, s.chosen.token, s.plain.token) for s in steps if s.is_changed)
+    did = PCDAnswer(setting, len(steps), sum(step.beta is not None for step in steps), changes, len(tokens))
     is_cut = steps[-1].chosen.text != END
     if args.json:
+        written = b"".join(vocabulary.text(step.chosen.token) for step in steps)
         record = {
             "model": args.model,
             "pcd": setting.as_dict(),
             "n_prompt": len(tokens),
             "gold": gold,
-            "text": written(vocabulary, steps).decode("utf-8", "replace"),
+            "text": written.decode("utf-8", "replace"),
             "is_cut": is_cut,
             **did.as_dict(),
             "steps": [
@@ -128,7 +247,7 @@ def run(args: argparse.Namespace) -> int:
         }
         print(json.dumps(record, ensure_ascii=False))
         return 0
-    changed = [str(change.index + 1) for change in did.changes]
+    changed = [str(change.index + 1) for change in changes]
     which = f": token{'s' * (len(changed) > 1)} {', '.join(changed)}" if changed else ""
     is_longest = len(steps) == args.max_tokens
     end = f" | cut at {len(steps)} tokens, --max-tokens" if is_longest else " | the context is full"
@@ -136,20 +255,6 @@ def run(args: argparse.Namespace) -> int:
     if not did.n_contrasted and args.pcd == "on":
         _terminal.say("--pcd window:relative_top=0.1 contrasts every answer")
     return 0
-
-
-def what_pcd_did(steps: Sequence[Step], setting: PCDConfig, n_prompt: int) -> PCDAnswer:
-    return PCDAnswer(
-        setting,
-        n_tokens=len(steps),
-        n_contrasted=sum(step.beta is not None for step in steps),
-        changes=tuple(Change(s.index, s.chosen.token, s.plain.token) for s in steps if s.is_changed),
-        n_prompt=n_prompt,
-    )
-
-
-def written(vocabulary: Vocabulary, steps: Sequence[Step]) -> bytes:
-    return b"".join(vocabulary.text(step.chosen.token) for step in steps)
 
 
 def table(step: Step, width: int | None, *, is_adaptive: bool = False) -> str:
@@ -181,3 +286,7 @@ def _row(c: Candidate) -> tuple[str, ...]:
 
 def _percent(p: float) -> str:
     return f"{100 * p:.1f}%" if p < 0.9995 else "100%"
+
+
+if __name__ == "__main__":
+    sys.exit(command("explain", add_arguments, run))

@@ -1,4 +1,4 @@
-"""pypcd explain: columns are the model's rows, marks are at the right answer's tokens; what it prints, and says of mistakes."""
+"""research.explain: columns are the model's rows, marks are at the right answer's tokens; what it prints, and says of mistakes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from rich.cells import cell_len
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
-from pypcd.cli import _terminal, _text, main
-from pypcd.cli.explain import table
+from pypcd.cli import _terminal, _text
 from pypcd.decode import Session
 from pypcd.decode.vocabulary import Vocabulary, shown
 from pypcd.evaluation import ModelTokenizer
 from pypcd.evaluation.tasks.kv import KV_SHORT
-from pypcd.explain import Candidate, Step, explain
+from research import explain as module
+from research.command import command
+from research.explain import Candidate, Step, explain, table
 
 SAMPLE = next(iter(KV_SHORT.questions(1, 8, seed=2)))
 
@@ -117,13 +118,6 @@ def test_a_step_without_a_contrast_has_no_strength(
             assert all(c.after == c.before for c in step.candidates)
 
 
-def test_wrong_arguments(llm, vocabulary, prompt) -> None:
-    with pytest.raises(ValueError, match="gold is empty"):
-        list(explain(Session(llm), prompt, pypcd.PCDConfig(), vocabulary, gold=" "))
-    with pytest.raises(ValueError, match="the prompt has 0 tokens"):
-        list(explain(Session(llm), [], pypcd.PCDConfig(), vocabulary))
-
-
 # -- for readers ------------------------------------------------------------------------------------------------------
 
 HOSTILE = b"</code><script>alert(1)</script>\x1b[2J\xff\xe2\x80\xae" + "漢".encode() * 9
@@ -165,77 +159,95 @@ def test_a_table_has_the_marks_the_columns_and_what_plain_decoding_writes() -> N
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
-def plain_streams(monkeypatch):
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """The command in this process: what it has written to stdout and stderr."""
     monkeypatch.setattr(_terminal, "setup", lambda: None)
 
+    def run(*args: str, status: int = 0) -> tuple[str, str]:
+        found = command("explain", module.add_arguments, module.run, args)
+        out, err = capsys.readouterr()
+        assert found == status, err
+        return out, err
 
-def run(capsys, *args: str, status: int = 0) -> str:
-    assert main(args) == status, capsys.readouterr().err
-    return capsys.readouterr().out
+    return run
 
 
-def test_explain_in_text_and_json(capsys, tmp_path, monkeypatch) -> None:
+def record(run, *args: str) -> dict:
+    return json.loads(run(*args, "--json")[0])
+
+
+def test_text_and_json(run, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    prompt = tmp_path / "prompt.txt"
-    prompt.write_text(SAMPLE.prompt.begun + "\n")
-    options = ("explain", "demo", "--threads=1", "--max-tokens=8", f"--gold={SAMPLE.answers[0]}")
-    text = run(capsys, *options, "-f", str(prompt))
+    gold = f"--gold={SAMPLE.answers[0]}"
+    options = ("demo", "--threads=1", "--max-tokens=8", "-p", SAMPLE.prompt.begun)
+    text, _ = run(*options, gold)
     assert max(map(cell_len, text.splitlines())) <= 40
     assert "token 1  " in text and ">*" in text and "leads to the right answer" in " ".join(text.split())
-    record = json.loads(run(capsys, *options, "-p", SAMPLE.prompt.begun, "--json"))
-    assert record["text"].strip() == SAMPLE.answers[0] and record["gold"] == SAMPLE.answers[0]
-    assert record["steps"][-1]["text"] == "(end)"
-    assert text.count("token ") == 2 * len(record["steps"])  # in the title and in the head
-    assert "leads to" not in run(capsys, *options[:-1], "-f", str(prompt))
+    found = record(run, *options, gold)
+    assert found["text"].strip() == SAMPLE.answers[0] and found["gold"] == SAMPLE.answers[0]
+    assert found["steps"][-1]["text"] == "(end)"
+    assert text.count("token ") == 2 * len(found["steps"])  # in the title and in the head
+    assert "leads to" not in run(*options)[0]
 
 
-def test_explain_asks_the_question_of_a_task_with_its_right_answer(capsys) -> None:
-    options = ("explain", "demo", "--threads=1", "--max-tokens=6", "--json")
-    record = json.loads(run(capsys, *options, "--question=kv-short:240:7"))
-    llm = pypcd.Llama("demo", n_threads=1)
-    sample = KV_SHORT.samples(300, 240, ModelTokenizer(llm), 0)[7]
-    llm.close()
-    assert record["gold"] == sample.gold.strip()
-    same = json.loads(run(capsys, *options, "-p", sample.prompt.begun, f"--gold={sample.gold}"))
-    assert (record["steps"], record["n_prompt"]) == (same["steps"], same["n_prompt"])
-    assert json.loads(run(capsys, *options, "--question=kv-short:240:7", "--gold=x"))["gold"] == "x"
+def test_the_question_of_a_task_is_asked_with_its_right_answer(run) -> None:
+    options = ("demo", "--threads=1", "--max-tokens=6")
+    found = record(run, *options, "--question=kv-short:240:7")
+    with pypcd.Llama("demo", n_threads=1) as llm:
+        sample = KV_SHORT.samples(300, 240, ModelTokenizer(llm), 0)[7]
+    assert found["gold"] == sample.gold.strip()
+    same = record(run, *options, "-p", sample.prompt.begun, f"--gold={sample.gold}")
+    assert (found["steps"], found["n_prompt"]) == (same["steps"], same["n_prompt"])
+    assert record(run, *options, "--question=kv-short:240:7", "--gold=x")["gold"] == "x"
 
 
-def test_explain_with_and_without_the_chat_template(capsys, tmp_path) -> None:
-    model = str(
-        write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, chat_template=CHAT_TEMPLATE, n_ctx_train=2048, n_layer=2)
-    )
-    record = json.loads(run(capsys, "explain", model, "-p", "hi", "--chat", "--max-tokens=2", "--json"))
-    plain = json.loads(run(capsys, "explain", model, "-p", "hi", "--max-tokens=2", "--json"))
-    assert record["n_prompt"] > plain["n_prompt"] and len(plain["steps"]) == 2
+def test_with_and_without_the_chat_template(run, tmp_path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", seed=3, chat_template=CHAT_TEMPLATE, n_ctx_train=2048, n_layer=2)
+    options = (str(path), "--max-tokens=2", "-p")
+    chat, plain = record(run, *options, "hi", "--chat"), record(run, *options, "hi")
+    assert chat["n_prompt"] > plain["n_prompt"] and len(plain["steps"]) == 2
     assert plain["pcd"] == pypcd.PCDConfig.preset("unsure").as_dict()
-    control = json.loads(run(capsys, "explain", model, "-p", "hi</s>", "--max-tokens=2", "--json"))
-    assert control["n_prompt"] == plain["n_prompt"] + 1  # as in generate
+    assert record(run, *options, "hi</s>")["n_prompt"] == plain["n_prompt"] + 1  # as in generate
 
 
 @pytest.mark.parametrize(("pcd", "n"), [("window", 2), ("paper", 30)])
-def test_explain_ends_with_what_pcd_changed_and_says_if_it_was_cut(capsys, pcd: str, n: int) -> None:
-    options = ("explain", "demo", "--question=kv-short:530:1", "--threads=1", f"--pcd={pcd}", f"--max-tokens={n}")
-    record = json.loads(run(capsys, *options, "--json"))
-    *_, last = run(capsys, *options).splitlines()
-    changed = [step["index"] + 1 for step in record["steps"] if step["is_changed"]]
+def test_it_ends_with_what_pcd_changed_and_says_if_it_was_cut(run, pcd: str, n: int) -> None:
+    options = ("demo", "--question=kv-short:530:1", "--threads=1", f"--pcd={pcd}", f"--max-tokens={n}")
+    found = record(run, *options)
+    *_, last = run(*options)[0].splitlines()
+    changed = [step["index"] + 1 for step in found["steps"] if step["is_changed"]]
     with pypcd.Llama("demo", n_threads=1, pcd=pcd) as llm:
         sample = KV_SHORT.samples(300, 530, ModelTokenizer(llm), 0)[1]
         llm.create_completion(sample.prompt.begun, max_tokens=n, temperature=0)
         did = {**llm.last_answer.as_dict(), "pcd_skipped": 0}  # explain looks at each token twice
-        assert {name: record[name] for name in did} == did
+        assert {name: found[name] for name in did} == did
         assert [change.index + 1 for change in llm.last_answer.changes] == changed
-    which = f": token{'s' * (len(changed) > 1)} {', '.join(map(str, changed))}" if changed else ""
-    sentence = f"PCD ({pcd}) changed {len(changed)} of {len(record['steps'])} tokens"
-    assert changed == [2] and record["pcd_answer"] == sentence and record["is_cut"] == (n == 2)
-    assert last == sentence + which + (" | cut at 2 tokens, --max-tokens" if n == 2 else "")
+    sentence = f"PCD ({pcd}) changed {len(changed)} of {len(found['steps'])} tokens"
+    assert changed == [2] and found["pcd_answer"] == sentence and found["is_cut"] == (n == 2)
+    assert last == f"{sentence}: token 2" + " | cut at 2 tokens, --max-tokens" * (n == 2)
 
 
-def test_explain_says_what_contrasts_an_answer_that_on_leaves_alone(capsys) -> None:
-    assert main(["explain", "demo", "-p", "short", "--threads=1", "--max-tokens=2"]) == 0
-    out, err = capsys.readouterr()
+def test_it_says_what_contrasts_an_answer_that_on_leaves_alone(run) -> None:
+    options = ("demo", "-p", "short", "--threads=1", "--max-tokens=2")
+    out, err = run(*options)
     assert "PCD (unsure) left this answer alone: the text has fewer than 300 tokens" in out
     assert "--pcd window:relative_top=0.1 contrasts every answer" in err
-    assert main(["explain", "demo", "-p", "short", "--threads=1", "--max-tokens=2", "--pcd", "unsure"]) == 0
-    assert "contrasts every answer" not in capsys.readouterr().err
+    assert "contrasts every answer" not in run(*options, "--pcd", "unsure")[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "status"),
+    [
+        (["-p", ""], "the prompt is empty", 2),
+        (["-p", "x", "--pcd", "off"], "--pcd is off", 2),
+        (["--question", "kv-short"], "--question is 'kv-short'; allowed: a task", 2),
+        (["--question", "kv-short:240,480:1"], "allowed: a task, a length and an index", 2),
+        (["--question", "kv-short:240:300"], "integer from 0 to 299", 2),
+        (["-p", "x", "--gold", ""], "gold is empty", 2),
+        (["-p", "ba " * 900, "--n-ctx", "256"], "give a larger --n-ctx", 1),
+    ],
+)
+def test_what_the_user_can_mend_is_said(run, options: list[str], message: str, status: int) -> None:
+    out, err = run("demo", *options, status=status)
+    assert out == "" and message in err
