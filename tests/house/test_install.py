@@ -45,6 +45,7 @@ def test_there_are_three_steps_and_a_second_run_has_none(project: Project, capsy
     project.install("test")
     assert [line[:4] for line in capsys.readouterr().err.splitlines()] == ["1/3 ", "2/3 ", "3/3 "]
     assert project.lines() == [FIRST, BUILD, PACKAGE, f"{REQUIRED}[test]"]
+    assert project.lines("probes") == [], "this CPU has no AMX"
     for extras in (["test"], []):
         project.install(*extras)
         assert capsys.readouterr().err == "Nothing to install: .venv is up to date\n"
@@ -223,15 +224,6 @@ def test_what_nobody_uses_is_left_out_and_the_cure_is_in(tmp_path: Path) -> None
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {"common is OFF", "the cure is -fno-tree-dse;-fno-dse"} <= set(done.stderr.splitlines())
-
-
-def test_without_amx_in_the_cpu_nothing_is_probed(project: Project, tmp_path: Path) -> None:
-    project.amx("crash")
-    project.install()
-    project.program.CPUINFO = tmp_path / "no such file"
-    project.change(".venv/pypcd-installed.json", "")
-    project.install()
-    assert project.lines("probes") == []
 
 
 @pytest.mark.parametrize(

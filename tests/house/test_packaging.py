@@ -196,19 +196,6 @@ def test_the_build_has_what_pyproject_asks_for(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CONTAINERS, ids=lambda path: path.name)
-def test_the_last_stage_has_no_build_tools_and_is_nobodys_root(path: Path) -> None:
-    stage = last_stage(path)
-    ran = " ".join(rest for name, rest in stage if name == "RUN")
-    assert not re.search(r"g\+\+|gcc|build-essential|cmake|ninja|\bgit\b|-dev\b|devel", ran + stage[0][1])
-    assert f"--no-index --find-links /wheels {PYPROJECT['project']['name']} " in ran
-    assert not [name for name, _ in stage if name in ("COPY", "ADD")]
-    names = [name for name, _ in stage]
-    (user,) = (rest for name, rest in stage if name == "USER")
-    assert f"--uid {user} " in ran and int(user) > 0
-    assert "RUN" not in names[names.index("USER") :], "whatever runs after it runs as that user"
-
-
-@pytest.mark.parametrize("path", CONTAINERS, ids=lambda path: path.name)
 def test_what_a_container_runs_is_a_command_of_pypcd(path: Path) -> None:
     stage = dict(last_stage(path))
     assert yaml.safe_load(stage["ENTRYPOINT"]) == ["pypcd"]
