@@ -415,3 +415,18 @@ def test_candidates_come_with_both_rows(server: Server, llm: pypcd.Llama) -> Non
     assert tops and all(top["pcd"]["contrasted"] is not None for top in tops)
     plain = complete(server, PROMPTS[0], pcd=False, n_predict=1, n_probs=2)["completion_probabilities"][0]
     assert "pcd" not in plain
+
+
+def test_logprobs_of_a_chat_carry_both_rows(server: Server) -> None:
+    told = complete(server, PROMPTS[0], pcd="cautious", n_probs=3)["completion_probabilities"]
+    body = {"messages": [{"role": "user", "content": PROMPTS[0]}], "max_tokens": N, "temperature": 0, "pcd": "cautious"}
+    whole, stream = (
+        ask(server, "/v1/chat/completions", {**body, "logprobs": True, "top_logprobs": 3, "stream": stream})[1]
+        for stream in (False, True)
+    )
+    parts = [json.loads(line[6:])["choices"] for line in stream.splitlines() if line.startswith("data: {")]
+    streamed = [
+        entry for (part,) in filter(None, parts) for entry in (part.get("logprobs") or {"content": []})["content"]
+    ]
+    for entries in (whole["choices"][0]["logprobs"]["content"], streamed):
+        assert [entry["pcd"] for entry in entries] == [entry["pcd"] for entry in told]
