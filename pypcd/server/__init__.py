@@ -184,7 +184,7 @@ class Server:
 
     Raises:
         FileNotFoundError, ModelError: there is no such model.
-        LibraryError: llama-server was not built.
+        LibraryError: llama-server was not built, or ggml has no RPC backend.
         OptionError: an option that is chosen here.
         ValueError: a value is out of range, or no setting.
         OSError: the port is taken, or this machine does not have the address.
@@ -228,7 +228,8 @@ class Server:
                 f"{named[0]} stands behind --; --host, --port, --parallel, --rpc, and MODEL, which may be a folder or a file of models "
                 "with names of their own (models.ini), stand before it: pypcd serve --help"
             )
-        unread = [name for name in ELSEWHERE if name.startswith("LLAMA_") and name in os.environ]
+        elsewhere = [*filter(str.isupper, ELSEWHERE), "AIP_MODE"]  # by this it would listen on Vertex AI's port
+        unread = [name for name in elsewhere if name in os.environ]
         if unread:
             self.remarks.append(f"{', '.join(unread)} in the environment is not read; pypcd serve --help lists what is")
         given = {**of_environment(), **of_words(options)}
@@ -237,9 +238,6 @@ class Server:
             raise OptionError(
                 f"--api-prefix is {self._prefix!r}; allowed: a path such as /llm, with letters, digits and . _ ~ - between its slashes"
             )
-        if os.environ.get("AIP_MODE") == "PREDICTION":  # on Vertex AI it takes that port, whatever it is told
-            port = Integer(1, 65535)("AIP_HTTP_PORT", literal(os.environ.get("AIP_HTTP_PORT") or "8080"))
-            self.remarks.append(f"the port is {port}: AIP_MODE and AIP_HTTP_PORT are in the environment")
         self.port = port
         for address in self.hosts:
             if not (port and "reuse-port" in given):
@@ -286,7 +284,6 @@ class Server:
         self.command += options
         self.environment = {
             **{name: value for name, value in _environment(program).items() if name not in unread},
-            **(_rpc_environment() if self.rpc_servers else {}),
             "GGML_NO_BACKTRACE": "1",  # a list of addresses, or a debugger's words, in place of the reason
             "LLAMA_ARG_PCD": passed,
             "PYPCD_AMX": str(int(engine.configure_amx().on)),
@@ -295,6 +292,8 @@ class Server:
             "PYPCD_PYTHON": sys.executable,
             "PYPCD_ROOT": str(pathlib.Path(__file__).resolve().parents[2]),
         }
+        if self.rpc_servers and (rpc := engine.rpc_library()):
+            self.environment["PYPCD_RPC"] = str(rpc)  # ggml's backend, which llama-server does not find
         if api_key is not None:
             self.environment["LLAMA_API_KEY"] = api_key  # a command line can be read by all users of the machine
 
@@ -615,16 +614,6 @@ def _environment(program: pathlib.Path) -> dict[str, str]:
     ggml = pathlib.Path(llama_cpp.__file__).parent / "lib"
     folders = [program.parent.parent / "lib", ggml, os.environ.get(_PATH_VARIABLE)]
     return {**os.environ, _PATH_VARIABLE: os.pathsep.join(str(folder) for folder in folders if folder)}
-
-
-def _rpc_environment() -> dict[str, str]:
-    """What lets llama-server find ggml's RPC backend.
-
-    Raises:
-        LibraryError: there is none.
-    """
-    library = engine.rpc_library()
-    return {} if library is None else {"PYPCD_RPC": str(library)}
 
 
 # The stack of a thread that reads a text: std::regex, by which many models' tokenizers split it, calls itself for each letter of a word.

@@ -114,8 +114,7 @@ def test_the_server_reports_reading_as_the_script_does(served: Server) -> None:
 
 
 def test_files_are_dropped_attached_removed_and_taken_out_of_a_question(chat: Chat, tmp_path: Path) -> None:
-    asked: list[dict[str, Any]] = []
-    chat.page.on("request", lambda it: asked.append(it.post_data_json) if it.url.endswith(CHAT) else None)
+    asked = chat.sent(CHAT)
     hostile = "<img src=x onerror=window.ran=1>" + "x" * 300 + ".txt"
     chat.drop(
         ("one.txt", "text/plain", "first file"), (hostile, "text/markdown", "</textarea>\u202e"), ("no.py", "", "x()")
@@ -148,8 +147,7 @@ def test_files_are_dropped_attached_removed_and_taken_out_of_a_question(chat: Ch
 
 
 def test_a_document_is_read_by_the_server_and_sent_as_a_file(chat: Chat, served: Server, tmp_path: Path) -> None:
-    asked: list[dict[str, Any]] = []
-    chat.page.on("request", lambda it: asked.append(it.post_data_json) if it.url.endswith("/completions") else None)
+    asked = chat.sent(CHAT)
     (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.4 and nothing that a PDF has")
     (tmp_path / "picture.png").write_bytes(bytes(range(256)) * 20)
     chat.watch.allow("status of 400")
@@ -185,9 +183,9 @@ def read(text: str) -> dict[str, Any]:
 def test_a_message_waits_for_its_files(chat: Chat, script: Script) -> None:
     """Who presses Enter while a file is being read sends it with the file; or nothing, if it cannot be read."""
     reading: list[Any] = []
-    asked: list[Any] = []
+    asked = chat.sent(CHAT)
     chat.page.context.route("**/documents", lambda route: reading.append(route))
-    chat.page.context.route("**/v1/chat/completions", lambda route: (asked.append(route.request), route.abort()))
+    chat.page.context.route("**/v1/chat/completions", lambda route: route.abort())
     chat.watch.allow("status of 400", "ERR_FAILED")
     chat.drop(("bad.pdf", "application/pdf", "x"), ("good.pdf", "application/pdf", "y"))
     chat.send("Who?")
@@ -203,7 +201,7 @@ def test_a_message_waits_for_its_files(chat: Chat, script: Script) -> None:
     assert not chat.questions.count() and not asked
     reading.pop(0).fulfill(json=read("Ada has 3."))
     chat.until(lambda: asked)
-    parts = asked[0].post_data_json["messages"][0]["content"]
+    parts = asked[0]["messages"][0]["content"]
     assert [part["file"]["filename"] for part in parts if part["type"] == "file"] == ["good.pdf", "slow.pdf"]
 
 
@@ -212,8 +210,7 @@ def test_the_page_goes_on_from_the_prompt_that_the_server_made(chat: Chat, serve
     text = "\n\n".join(
         f"Clause {i}: the bridge over river {i} has {i * 7} arches and was opened in {1900 + i}." for i in range(12)
     )
-    chat.drop(("report.txt", "text/plain", text))
-    expect(chat.removers()).to_have_count(1)
+    chat.attach(("report.txt", "text/plain", text))
     said = chat.ask("How many arches has river 4?")
     expect(said).to_contain_text(re.compile(r"passages?.*report.txt, lines? \d", re.DOTALL))
     bodies: list[str] = []

@@ -362,6 +362,18 @@ class Chat:
         ]
         self.message.evaluate(DROP, coded)
 
+    def attach(self, *files: tuple[str, str, str | bytes]) -> None:
+        """Drop files, and wait until they stand beside the message."""
+        self.drop(*files)
+        for name, _, _ in files:
+            expect(self.button(f"Remove {name}")).to_be_visible()
+
+    def sent(self, route: str) -> list[Any]:
+        """The bodies of the requests to a route, from now on."""
+        bodies: list[Any] = []
+        self.page.on("request", lambda it: bodies.append(it.post_data_json) if it.url.endswith(route) else None)
+        return bodies
+
     def choose(self, button: str, path: Path) -> None:
         """Give a file to the button that asks for one."""
         with self.page.expect_file_chooser() as chooser:
