@@ -170,7 +170,7 @@ class Server:
     """One llama-server.
 
     Args:
-        model: a GGUF file, or "demo"; or what _served.read() gives: with several it is a router, which starts a server for each.
+        model: a GGUF file, or "demo"; or what model_list.read() gives: with several it is a router, which starts a server for each.
         pcd: for requests that do not say; anything that pypcd.Llama takes.
         pcd_required: False: where the model cannot run it the server goes on without PCD; see refusals().
         host: the address to listen on; several have commas between them.

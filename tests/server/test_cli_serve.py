@@ -7,7 +7,6 @@ import json
 import os
 import random
 import re
-import select
 import shlex
 import shutil
 import signal
@@ -21,7 +20,8 @@ from typing import Any
 
 import pytest
 from conftest import Tiny
-from serving import OPTIONS, SECONDS, SMALL, ask, complete, greeting, ready, serving, within
+from processes import SECONDS, within
+from serving import OPTIONS, SMALL, ask, complete, greeting, ready, serving
 
 import pypcd
 from pypcd.cli import main
@@ -236,26 +236,6 @@ def test_answers_are_the_most_probable_ones_unless_something_else_is_asked(tmp_p
     ini.write_text("[plain]\nmodel = demo\n[warm]\nmodel = demo\ntemperature = 0.75\n", encoding="utf-8")
     with ready(model_list.read([str(ini)]), parallel=1) as server:
         assert temperature(server, model="plain") == 0 and temperature(server, model="warm") == 0.75
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing ties it to pypcd")
-def test_it_ends_when_pypcd_is_killed_and_nothing_ran_between_fork_and_exec() -> None:
-    code = """if True:
-        import os, signal
-        from pypcd import server
-        forked = []
-        os.register_at_fork(before=lambda: forked.append(1))  # called where Python code is to run in the child
-        with server.Server("demo", port=0, options=["--ctx-size", "512"]).running() as server:
-            server.wait_until_ready()
-            print(server._process.pid, forked, flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)"""
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=SECONDS, check=False)
-    pid, forked = done.stdout.split(maxsplit=1)
-    assert (done.returncode, forked) == (-signal.SIGKILL, "[]\n")
-    with contextlib.suppress(ProcessLookupError):  # it is gone already
-        waiting = select.poll()
-        waiting.register(os.pidfd_open(int(pid)))
-        assert waiting.poll(SECONDS * 1000), "llama-server goes on"
 
 
 def test_a_users_option_replaces_ours() -> None:

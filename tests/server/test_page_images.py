@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,21 +135,6 @@ def test_what_is_no_picture_is_refused_with_a_sentence(chat: Chat, script: Scrip
     expect(chat.alert).to_contain_text("broken.png is no picture")
     chat.attach(("drawing.svg", "image/svg+xml", b"<svg xmlns='http://www.w3.org/2000/svg'/>"))
     expect(chat.page.get_by_role("img")).to_have_count(0)  # it is a text
-
-
-def test_pictures_are_exported_and_only_pictures_imported(chat: Chat, script: Script, tmp_path: Path) -> None:
-    chat.attach(("cat.png", "image/png", png(0)))
-    chat.told("A cat.", text="What is this?")
-    text = json.dumps(chat.exported(tmp_path / "talks.json"))
-    assert '"image": "data:image/png;base64,' in text
-    for url in ("http://example.com/x.png", "data:image/svg+xml;base64,AAAA"):
-        broken = json.loads(text)
-        broken["conversations"][0]["id"] = "other"
-        broken["conversations"][0]["messages"][0]["files"][0]["image"] = url
-        (tmp_path / "bad.json").write_text(json.dumps(broken))
-        chat.load(tmp_path / "bad.json")
-        expect(chat.alert).to_contain_text('stands where "image" should')
-        chat.button("Close", chat.alert).click()
 
 
 def test_answers_about_pictures_are_those_of_the_server(open_page: Open, served: Server) -> None:

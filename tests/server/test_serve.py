@@ -22,6 +22,7 @@ from serving import (
     N,
     ask,
     complete,
+    counter,
     in_python,
     is_greedy,
     last_timings,
@@ -204,11 +205,6 @@ def test_a_grammar_that_begins_later_leaves_the_setting(server: Server, llm: pyp
     assert answer["timings"]["pcd_twins"] > 0 and answer["timings"]["pcd_constrained"] == 0
 
 
-def counter(server: Server, name: str) -> float:
-    lines = ask(server, "/metrics")[1].splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(f"llamacpp:pcd_{name}_total "))
-
-
 def params_of(server: Server, slot: int) -> dict[str, Any]:
     """What the last request of a slot asked for."""
     return next(one["params"] for one in ask(server, "/slots")[1] if one["id"] == slot)
@@ -364,10 +360,10 @@ def test_props_name_every_field_and_models_are_listed_with_their_settings(server
 def test_slots_and_metrics_say_what_pcd_did(server: Server) -> None:
     floors = {"min_context": 20, "min_entropy": 1.0}
     for slot, asked, kinds in ((3, {"pcd": floors}, ("twins", "skipped")), (2, {"grammar": RULES}, ("constrained",))):
-        before = [counter(server, name) for name in COUNTS]
+        before = [counter(server, f"pcd_{name}_total") for name in COUNTS]
         timings = complete(server, PROMPTS[2], id_slot=slot, **asked)["timings"]
         assert all(timings[f"pcd_{kind}"] > 0 for kind in kinds)
-        counted = [counter(server, name) - b for name, b in zip(COUNTS, before)]
+        counted = [counter(server, f"pcd_{name}_total") - b for name, b in zip(COUNTS, before)]
         assert counted == [timings[f"pcd_{name}"] for name in COUNTS]
     assert params_of(server, 3)["pcd"]["min_entropy"] == 1.0 and params_of(server, 2)["pcd"] is False
 

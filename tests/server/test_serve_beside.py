@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import BASE, PROMPTS, SMALL, ask, complete, is_greedy, ready, with_workers, within
+from processes import within
+from serving import BASE, PROMPTS, SMALL, ask, complete, is_greedy, ready, with_workers
 
 import pypcd
 from pypcd.server import Server

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import F32, Tiny
-from serving import SMALL, ask, complete, ready, with_workers, within
-from test_serve_documents import CHAT, TEMPLATE, TOKENS, notes, said, whole, with_file
+from conftest import Tiny
+from processes import within
+from serving import SMALL, ask, complete, ready, with_workers
+from test_serve_documents import CHAT, TOKENS, notes, opened, path_of, said, whole, with_file
 
-import pypcd
 from pypcd import ask as asking
 from pypcd.decode.prompt_cache import MIN_TOKENS, PromptCache
 from pypcd.document import Document
@@ -30,7 +30,7 @@ QUESTION, OTHER = "What is the value of k3?", "Which one is red?"
 
 @pytest.fixture
 def model(tiny: Tiny) -> str:
-    return str(tiny("llama", seed=3, chat_template=TEMPLATE, n_ctx_train=8192))
+    return path_of(tiny)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def without(monkeypatch: pytest.MonkeyPatch, model: str, ask_it: Callable[[Serve
 def test_a_new_process_goes_on_where_another_has_read(
     tiny: Tiny, prompts: PromptCache, monkeypatch: pytest.MonkeyPatch, arch: str, pcd: Any
 ) -> None:
-    path = str(tiny(arch, seed=3, chat_template=TEMPLATE, n_ctx_train=8192))
+    path = path_of(tiny, arch)
     given: dict[str, Any] = {"pcd": pcd, "parallel": 1}
     expected = without(monkeypatch, path, lambda server: answer_of(server), **given)
     assert not prompts.entries()
@@ -85,7 +85,7 @@ def test_a_new_process_goes_on_where_another_has_read(
 @pytest.mark.parametrize("first", ["python", "server"])
 def test_python_and_the_server_read_each_others(model: str, prompts: PromptCache, first: str) -> None:
     def in_python() -> tuple[str, int]:
-        with pypcd.Llama(model, pcd=False, n_ctx=2048, n_threads=1, n_threads_batch=1, n_gpu_layers=0, **F32) as llm:
+        with opened(model) as llm:
             answer = asking.ask(llm, Document.of("notes.txt", TEXT), QUESTION, max_tokens=TOKENS)
             return whole(answer.text), answer.written.n_prompt - answer.written.n_evaluated
 
@@ -198,7 +198,7 @@ def test_each_model_of_a_router_has_its_own(tiny: Tiny, prompts: PromptCache, tm
     names = {}
     for seed in (3, 4):
         path = tmp_path / f"m{seed}.gguf"
-        path.write_bytes(Path(tiny("llama", seed=seed, chat_template=TEMPLATE, n_ctx_train=8192)).read_bytes())
+        path.write_bytes(Path(path_of(tiny, seed=seed)).read_bytes())
         names[f"m{seed}"] = path
 
     def run() -> list[int]:

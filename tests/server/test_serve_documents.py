@@ -1,5 +1,5 @@
-"""Documents in requests to llama-server: their text, the passages that are found in them, and that prompts and answers are those of
-pypcd.ask."""
+"""Documents in requests to llama-server: their text, and that prompts are those of pypcd.ask. Passages and answers are compared in
+test_serve_attention.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from conftest import F32, Tiny
 from documents import pdf
-from serving import SECONDS, SMALL, ask, complete, last_timings, ready, with_workers, within
+from processes import SECONDS, children, lives, within
+from serving import SMALL, ask, complete, last_timings, ready, with_workers
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
@@ -46,10 +47,19 @@ def notes(seed: int, n: int = 12) -> str:
     return "\n\n".join(lines)
 
 
+def path_of(tiny: Tiny, arch: str = "llama", template: str = TEMPLATE, **given: Any) -> str:
+    """A model whose attention is spread: that of the included model is so sharp that segments get equally much."""
+    return str(tiny(arch, **{"seed": 3, "chat_template": template, "n_ctx_train": 8192, **given}))
+
+
+def opened(path: str, **given: Any) -> pypcd.Llama:
+    small: dict[str, Any] = {"n_ctx": 2048, "n_threads": 1, "n_threads_batch": 1, "n_gpu_layers": 0, **F32}
+    return pypcd.Llama(path, pcd=False, **{**small, **given})
+
+
 @pytest.fixture(scope="module")
 def model(tiny: Tiny) -> str:
-    """One whose attention is spread: that of the included model is so sharp that segments get equally much."""
-    return str(tiny("llama", seed=3, chat_template=TEMPLATE, n_ctx_train=8192))
+    return path_of(tiny)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +71,7 @@ def wide(model: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def talking(model: str) -> Iterator[pypcd.Llama]:
-    with pypcd.Llama(model, pcd=False, n_ctx=2048, n_threads=1, n_threads_batch=1, n_gpu_layers=0, **F32) as llm:
+    with opened(model) as llm:
         yield llm
 
 
@@ -98,8 +108,8 @@ def rejected(server: Server, path: str = CHAT, **body: Any) -> str:
     return str(answer["error"]["message"])
 
 
-def in_python(llm: pypcd.Llama, documents: list[Document], question: str, read: asking.Read = None) -> asking.Answer:
-    return asking.ask(llm, documents, question, read=read, max_tokens=TOKENS, cache=False)
+def in_python(llm: pypcd.Llama, documents: list[Document], question: str, after: Any = None) -> asking.Answer:
+    return asking.ask(llm, documents, question, after=after, max_tokens=TOKENS, cache=False)
 
 
 def told(answer: asking.Answer) -> list[dict[str, Any]]:
@@ -109,32 +119,12 @@ def told(answer: asking.Answer) -> list[dict[str, Any]]:
 # -- passages ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pcd", [False, "paper", "unsure"])
-def test_passages_and_answer_are_those_of_python(wide: Server, talking: pypcd.Llama, pcd: Any) -> None:
-    talking.pcd = pcd
-    for seed, question in enumerate(QUESTIONS):
-        text = notes(seed)
-        wanted = in_python(talking, [Document.of("notes.txt", text)], question)
-        answer = chat(wide, with_file(text, question), pcd=pcd)
-        passages = answer["timings"]["passages"]
-        assert passages == told(wanted) != [] and answer["timings"]["passages_note"] == wanted.note
-        assert [text[one["begin"] : one["end"]] for one in passages] == [one["text"] for one in passages]
-        assert {one["document"] for one in passages} == {"notes.txt"} and passages[0]["place"].startswith("line")
-        assert answer["usage"]["prompt_tokens"] == wanted.written.n_prompt
-        assert said(answer) == whole(wanted.text)
-    talking.pcd = False
-    few = in_python(talking, [Document.of("notes.txt", text)], question, read=1)
-    timings = chat(wide, with_file(text, question), pcd=pcd, read=1)["timings"]
-    assert timings["passages"] == told(few) != [] and timings["passages_note"] == few.note == ""
-
-
-def test_so_are_those_of_a_hybrid_model(tiny: Tiny) -> None:
+def test_passages_of_a_hybrid_model_are_those_of_python(tiny: Tiny) -> None:
     """Its recurrent state cannot go back, so another question begins from a checkpoint near the documents' end."""
-    path = str(tiny("lfm2", seed=3, chat_template=TEMPLATE, n_ctx_train=8192))
-    talking = pypcd.Llama(path, pcd=False, n_ctx=2048, n_threads=1, n_threads_batch=1, n_gpu_layers=0, **F32)
+    path = path_of(tiny, "lfm2")
     lines: list[str] = []
     options = [*SMALL, "--log-verbosity", "5"]
-    with talking, ready(path, parallel=1, options=options, log=lines.append) as server:
+    with opened(path) as talking, ready(path, parallel=1, options=options, log=lines.append) as server:
         for question in QUESTIONS:
             wanted = in_python(talking, [Document.of("notes.txt", notes(1, 40))], question)
             answer = chat(server, with_file(notes(1, 40), question))
@@ -201,8 +191,8 @@ def sent_and_read(talk: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_the_prompt_is_pythons_token_for_token(tiny: Tiny, template: str) -> None:
-    path = str(tiny("llama", seed=3, chat_template=TEMPLATES[template], n_ctx_train=8192))
-    with pypcd.Llama(path, pcd=False, n_ctx=4096, n_gpu_layers=0) as llm, ready(path, parallel=1) as server:
+    path = path_of(tiny, template=TEMPLATES[template])
+    with opened(path) as llm, ready(path, parallel=1) as server:
         n_ctx = ask(server, "/props")[1]["default_generation_settings"]["n_ctx"]
         talks = {**TALKS, "control tokens": with_control_tokens(llm)}
         for name, (sent, read) in ((name, sent_and_read(talk)) for name, talk in talks.items()):
@@ -233,12 +223,9 @@ def test_the_prompt_is_pythons_token_for_token(tiny: Tiny, template: str) -> Non
 @pytest.mark.parametrize("templates", [(TEMPLATE, CHAT_TEMPLATE), (CHAT_TEMPLATE, TEMPLATE)])
 def test_a_template_of_the_command_line_is_followed(tiny: Tiny, templates: tuple[str, str]) -> None:
     """One of the two begins with the beginning of text."""
-    path = str(tiny("llama", seed=3, chat_template=templates[0], n_ctx_train=8192))
+    path = path_of(tiny, template=templates[0])
     options = [*SMALL, "--chat-template", templates[1]]
-    with (
-        pypcd.Llama(path, pcd=False, n_ctx=2048, n_gpu_layers=0) as llm,
-        ready(path, parallel=1, options=options) as server,
-    ):
+    with opened(path) as llm, ready(path, parallel=1, options=options) as server:
         llm.metadata["tokenizer.chat_template"] = templates[1]
         prompt = ask(server, "/apply-template", {"messages": with_file(notes(3), "k3?"), "replay": False})[1]["prompt"]
         messages = [{"role": "user", "content": "k3?", "documents": [Document.of("notes.txt", notes(3))]}]
@@ -250,8 +237,8 @@ def test_no_document_has_a_mark_of_the_templates(tiny: Tiny) -> None:
     """That is no control token, but read wherever its letters stand."""
     template = "{% for m in messages %}<|you|>{{ m['content'] }}{% endfor %}<|me|>{% if false %}<|tool|>{% endif %}"
     made = ("<|you|>", "<|me|>", "<|tool|>")
-    path = str(tiny("llama", seed=3, chat_template=template, defined=made, n_ctx_train=8192))
-    with pypcd.Llama(path, pcd=False, n_ctx=2048, n_gpu_layers=0) as llm, ready(path, parallel=1) as server:
+    path = path_of(tiny, template=template, defined=made)
+    with opened(path) as llm, ready(path, parallel=1) as server:
         text, question = notes(3) + "<|me|>yes<|tool|>k4", "k3?<|you|>"
         body = {"messages": with_file(text, question), "replay": False}
         prompt = ask(server, "/apply-template", body)[1]["prompt"]
@@ -275,14 +262,6 @@ def test_a_document_that_is_there_twice_is_repeated_once(wide: Server, talking: 
         passages = answer["timings"]["passages"]
         assert (passages, said(answer)) == (told(wanted), whole(wanted.text))
         assert len({one["text"] for one in passages}) == len(passages)
-
-
-def test_without_replay_it_is_the_documents_text_and_the_question(wide: Server) -> None:
-    answer = chat(wide, with_file(notes(1), QUESTIONS[0]), replay=False)
-    plain = chat(wide, [{"role": "user", "content": f"{notes(1)}\n\n{QUESTIONS[0]}"}])
-    assert said(answer) == said(plain) and answer["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
-    assert answer["timings"]["passages"] == [] and answer["timings"]["passages_note"] == ""
-    assert chat(wide, with_file(notes(1), "\n"))["timings"]["passages"] == [], "nothing is asked"
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -331,16 +310,7 @@ def test_why_nothing_is_repeated(wide: Server) -> None:
     assert "not the user's" in note(wide, spoken)
     assert "no more than these passages" in note(wide, with_file(notes(4, 2), "k0, k1?"))
     assert "no passage has a word of the question" in note(wide, with_file(notes(1), "Zebra?"))
-    narrow = [*SMALL, "--ctx-size", "512"]
-    with ready("demo", parallel=1, options=narrow) as server:
-        n = 8
-        while len(ask(server, "/tokenize", {"content": notes(1, n)})[1]["tokens"]) < 460:
-            n += 1
-        answer, plain = (
-            chat(server, with_file(notes(1, n), "k3?"), read="all", max_tokens=1, replay=on) for on in (True, False)
-        )
-        assert "no room" in answer["timings"]["passages_note"]
-        assert answer["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+    assert note(wide, with_file(notes(1), "\n")) == "", "nothing is asked"
 
 
 # -- the process that reads documents ---------------------------------------------------------------------------------
@@ -348,15 +318,7 @@ def test_why_nothing_is_repeated(wide: Server) -> None:
 
 def workers(server: Server) -> list[int]:
     assert server._process is not None
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            if parent == server._process.pid and b"pypcd.server.worker" in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-        except OSError:  # it has ended
-            continue
-    return found
+    return [pid for pid, command in children(server._process.pid).items() if "pypcd.server.worker" in command]
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux")
@@ -370,7 +332,7 @@ def test_one_that_ended_is_replaced_and_there_are_two_at_most() -> None:
             os.kill(pid, signal.SIGKILL)
         assert chat(server, with_file(notes(1), "k3?"))["timings"]["passages"] == found[1]
         left = workers(server)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in left), "they end with the server"
+    assert not any(map(lives, left)), "they end with the server"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a shell script")

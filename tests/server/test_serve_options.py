@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serving import BASE, MESSAGES, MUTE_ROUTES, PROMPTS, SECONDS, SMALL, ask, complete, is_greedy, ready, refused
+from processes import SECONDS
+from serving import BASE, MESSAGES, MUTE_ROUTES, PROMPTS, SMALL, ask, complete, is_greedy, ready, refused
 
 import pypcd
 from pypcd import PCDConfig, engine
@@ -174,13 +175,15 @@ def test_the_names_of_options_are_those_of_llama_servers_help() -> None:
         assert name in of_name[ours], (name, ours)
 
 
-PREFIXED = [(["--api-prefix", "/llm"], {}), (["--api_prefix", "/a.b/c"], {}), ([], {"LLAMA_ARG_API_PREFIX": "/llm"})]
-
-
-@pytest.mark.parametrize("models", [["demo"], ["demo", "twin.gguf"]])
-@pytest.mark.parametrize(("given", "environment"), PREFIXED)
+@pytest.mark.parametrize(
+    ("models", "given", "environment"),
+    [
+        (["demo"], [], {"LLAMA_ARG_API_PREFIX": "/a.b/c"}),
+        (["demo", "twin.gguf"], ["--api_prefix", "/llm"], {}),
+    ],
+)
 def test_it_serves_under_a_prefix(
-    given: list[str], environment: dict[str, str], models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: list[str], given: list[str], environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(DEMO_MODEL, "twin.gguf")
@@ -197,18 +200,14 @@ def test_it_serves_under_a_prefix(
         assert server.has_page() and ask(server, "/health")[0] == 404
 
 
-@pytest.mark.parametrize("where", ["words", "file", "variable", "variable of a file"])
+@pytest.mark.parametrize("where", ["words", "variable of a file"])
 def test_a_key_is_known_wherever_it_stands(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\n\nsesame, as it stands\nanother\n", encoding="utf-8")
-    variable = {
-        "variable": ("LLAMA_API_KEY", "sesame,another"),
-        "variable of a file": ("LLAMA_ARG_API_KEY_FILE", str(file)),
-    }
-    if where in variable:
-        monkeypatch.setenv(*variable[where])
-    words = {"words": ["--api-key", "sesame,another"], "file": ["--api-key-file", str(file)]}
-    with ready(parallel=1, options=[*SMALL, *words.get(where, [])]) as server:
+    if where != "words":
+        monkeypatch.setenv("LLAMA_ARG_API_KEY_FILE", str(file))
+    words = ["--api-key", "sesame,another"] if where == "words" else []
+    with ready(parallel=1, options=[*SMALL, *words]) as server:
         assert server.has_key and "demo:pcd" in server.names()
         assert ask(server, "/v1/models", Authorization="Bearer another")[0] == 200
         assert ask(server, "/completion", HELLO)[0] == 401
