@@ -257,30 +257,23 @@ class Server:
             for one in self.models
         }
         self.command = [str(program), "--host", host, "--port", str(self.port), "--metrics"]
-        if "kv-unified" not in given:
-            self.command.append("--kv-unified")
-        if "cors-origins" not in given:
-            self.command += ["--cors-origins", "localhost"]  # else any page that is open in a browser here could ask it
-        if "log-colors" not in given:
-            self.command += ["--log-colors", "off"]
+        # without "localhost" any page that is open in a browser here could ask it
+        chosen = {"kv-unified": "", "cors-origins": "localhost", "log-colors": "off"}
         if self.is_router:
             n_at_once = self._at_once(given)
-            if "models-max" not in given:
-                self.command += ["--models-max", str(n_at_once)]
-            if "threads-http" not in given:  # the router has one for each request that it passes on
-                self.command += ["--threads-http", str(n_at_once * (parallel + 4))]
+            chosen["models-max"] = str(n_at_once)
+            chosen["threads-http"] = str(n_at_once * (parallel + 4))  # one for each request that it passes on
             self.at_start = [one.name for one in self.models if one.at_start][:n_at_once]
             self._ini = self._sections(n_at_once, parallel, of_words(options))
             passed = settings(PCDConfig.resolve(load(pcd)), required=pcd_required, models=wanted)
         else:
             (only,) = self.models
-            chosen = _chosen(only.path, parallel, given, remote=self._remote)
-            if self.rpc_servers:
-                self.command += ["--rpc", ",".join(self.rpc_servers)]
-            self.command += ["--model", only.path, "--alias", only.name, "--parallel", str(parallel)]
-            self.command += [word for name, value in chosen.items() for word in (f"--{name}", value)]
+            chosen |= {"alias": only.name, **self._options(only, parallel, given)}
             config, is_required, weights = wanted[only.name]
             passed = settings(config, required=is_required, weights=weights)
+        for name, value in chosen.items():
+            if name not in given:
+                self.command += [f"--{name}", value] if value else [f"--{name}"]
         self.command += options
         self.environment = {
             **{name: value for name, value in _environment(program).items() if name not in unread},
@@ -324,6 +317,46 @@ class Server:
             self.remarks.append(f"{what}, {where}; {n_at_once} at most are loaded at the same time (-- --models-max)")
         return n_at_once
 
+    def _options(self, one: Served, parallel: int, given: Mapping[str, str], n_at_once: int = 1) -> dict[str, str]:
+        """What the process of a model is started with, as pypcd.Llama chooses it, unless the user did.
+
+        Args:
+            given: his options, as known() names them.
+
+        Raises:
+            OptionError: a batch or the context would have no room for a token of each request.
+        """
+        least = max(parallel, 2)  # llama.cpp warms up with two
+        for name in ("batch-size", "ctx-size"):
+            size = given.get(name, "")
+            if size.isdecimal() and int(size) < least and not (name == "ctx-size" and int(size) == 0):
+                raise OptionError(
+                    f"--{name} is {size}; allowed: at least {least}, with --parallel {parallel}, which gives each request a token"
+                )
+        n_ctx = given.get("ctx-size", "")
+        on_gpu = bool(self._remote) or machine.has_gpu()
+        options = {"n_gpu_layers": -1 if on_gpu else 0, "flash_attn": on_gpu}
+        threads = threads_module.choose(threads_module.width_of(one.path, options))
+        if not n_ctx.isdecimal() or not int(n_ctx):  # a wrong one is for llama-server to refuse
+            n_ctx = str(machine.checked_n_ctx(one.path, options, parallel, n_at_once, self._remote))
+        chosen = {
+            "model": one.path,
+            "parallel": str(parallel),
+            "rpc": ",".join(self.rpc_servers),
+            "ctx-size": n_ctx,
+            # after each batch it reports how far a prompt is read, and other answers get a token; a micro-batch is never larger
+            "batch-size": "" if "ubatch-size" in given else str(N_BATCH),
+            # where all is taken, every request would be ended
+            "kv-unified-per-slot": str(int(n_ctx) // parallel),
+            "fit": "off",  # it does not count second keys
+            "flash-attn": "on" if on_gpu else "off",
+            "gpu-layers": "all" if on_gpu else "",
+            "threads": str(threads.decode),
+            "threads-batch": str(threads.batch),
+            "temp": "0",  # as the terminal: an answer about a text is the most probable one
+        }
+        return {name: value for name, value in chosen.items() if value and name not in given}
+
     def _sections(self, n_at_once: int, parallel: int, given: Mapping[str, str]) -> str:
         """The file of models: for each what is chosen here, beneath what the user chose."""
         sections = {}
@@ -331,15 +364,7 @@ class Server:
             own = {**of_environment(), **known(one.options.items()), **given}
             n = own.get("parallel")
             slots = parallel if n is None else Integer(1, _MAX_SLOTS)(f"[{one.name}] parallel", literal(n))
-            options = {
-                "model": one.path,
-                "stop-timeout": str(_PATIENCE),
-                **_chosen(one.path, slots, own, n_at_once, self._remote),
-            }
-            if self.rpc_servers:
-                options["rpc"] = ",".join(self.rpc_servers)
-            if n is None:
-                options["parallel"] = str(parallel)
+            options = {"stop-timeout": str(_PATIENCE), **self._options(one, slots, own, n_at_once)}
             if one.name in self.at_start:
                 options["load-on-startup"] = "1"
             sections[one.name] = {**options, **one.options}
@@ -562,48 +587,6 @@ def _first_key_of(path: str) -> str:
         lines = pathlib.Path(path).read_text(encoding="utf-8", errors="replace").split("\n") if path else []
         return next((line for line in lines if line and not line.startswith("#")), "")
     return ""
-
-
-def _chosen(
-    path: str, parallel: int, given: Mapping[str, str], n_models: int = 1, remote: Sequence[dict[str, Any]] = ()
-) -> dict[str, str]:
-    """What is chosen here, as pypcd.Llama chooses it, unless the user did.
-
-    Args:
-        given: his options, as known() names them.
-        n_models: how many are loaded at the same time.
-        remote: devices of other machines.
-
-    Raises:
-        OptionError: a batch or the context would have no room for a token of each request.
-    """
-    least = max(parallel, 2)  # llama.cpp warms up with two
-    for name in ("batch-size", "ctx-size"):
-        size = given.get(name, "")
-        if size.isdecimal() and int(size) < least and not (name == "ctx-size" and int(size) == 0):
-            raise OptionError(
-                f"--{name} is {size}; allowed: at least {least}, with --parallel {parallel}, which gives each request a token"
-            )
-    n_ctx = given.get("ctx-size", "")
-    on_gpu = bool(remote) or machine.has_gpu()
-    options = {"n_gpu_layers": -1 if on_gpu else 0, "flash_attn": on_gpu}
-    threads = threads_module.choose(threads_module.width_of(path, options))
-    if not n_ctx.isdecimal() or not int(n_ctx):  # a wrong one is for llama-server to refuse
-        n_ctx = str(machine.checked_n_ctx(path, options, parallel, n_models, remote))
-    chosen = {
-        "ctx-size": n_ctx,
-        # after each batch it reports how far a prompt is read, and other answers get a token; a micro-batch is never larger
-        "batch-size": "" if "ubatch-size" in given else str(N_BATCH),
-        # where all is taken, every request would be ended
-        "kv-unified-per-slot": str(int(n_ctx) // parallel),
-        "fit": "off",  # it does not count second keys
-        "flash-attn": "on" if on_gpu else "off",
-        "gpu-layers": "all" if on_gpu else "",
-        "threads": str(threads.decode),
-        "threads-batch": str(threads.batch),
-        "temp": "0",  # as the terminal: an answer about a text is the most probable one
-    }
-    return {name: value for name, value in chosen.items() if value and name not in given}
 
 
 _PATH_VARIABLE = {"darwin": "DYLD_LIBRARY_PATH", "win32": "PATH"}.get(sys.platform, "LD_LIBRARY_PATH")
