@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
-import importlib.util
 import io
 import json
 import re
 import shutil
-import socket
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,50 +23,21 @@ from serving import PROMPTS, N, ask, complete, greeting, serving
 from pypcd.server import Server
 
 pytest_plugins = ["serving"]  # fixtures
-pytestmark = pytest.mark.usefixtures("offline", "collected")
-
-QUIET = {"DO_NOT_TRACK": "1", "NO_PROXY": "*", "no_proxy": "*"}
 
 
 def package(name: str) -> Any:
-    """An imported package; where it is missing, the test that asks is skipped."""
-    if importlib.util.find_spec(name) is None:
-        pytest.skip(
-            f"{name} is not installed; `scripts/install test clients`, or pip install '.[test,clients]', brings what these "
-            "tests need"
-        )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the modules that it imports
-        return importlib.import_module(name)
+    return pytest.importorskip(
+        name, reason="`scripts/install test clients`, or pip install '.[test,clients]', brings it"
+    )
 
 
-@pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A connection to another machine, or the look-up of its name, fails, and fails the test too."""
-    tried: list[str] = []
-    connect, look_up = socket.socket.connect, socket.getaddrinfo
-
-    def guarded(of: socket.socket, address: Any) -> None:
-        if of.family != getattr(socket, "AF_UNIX", None) and address[0] not in ("127.0.0.1", "::1"):
-            tried.append(str(address))
-            raise OSError(f"{address} is another machine")
-        connect(of, address)
-
-    def looking_up(host: Any, *args: Any, **more: Any) -> Any:
-        if host not in ("127.0.0.1", "::1", "localhost", None):
-            tried.append(str(host))
-            raise socket.gaierror(f"{host} is another machine")
-        return look_up(host, *args, **more)
-
-    for name, value in QUIET.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(socket.socket, "connect", guarded)
-    monkeypatch.setattr(socket, "getaddrinfo", looking_up)
-    yield
-    assert not tried, f"a request would have left this machine: {tried}"
+@pytest.fixture(autouse=True)
+def without_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "*")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def collected() -> Iterator[None]:
     """Clients that nobody closed are closed here: collected in a later test, their sockets would warn, and it would fail."""
     yield
