@@ -47,7 +47,7 @@ from pypcd.settings.fields import FIELDS
 from pypcd.settings.ranges import Integer, literal
 from pypcd.settings.remote import Servers, parse_servers
 
-__all__ = ["OptionError", "Server", "executable", "requested", "settings", "show_options"]
+__all__ = ["OptionError", "Server", "executable", "requested", "show_options"]
 
 _SECONDS = 10.0  # that it gets to answer
 _PATIENCE = 2  # seconds that it gets to end by itself: while a client reads a stream it does not
@@ -88,38 +88,24 @@ def show_options() -> int:
     return subprocess.run([str(program), "--help"], env=_environment(program), check=False).returncode
 
 
-def settings(
-    config: PCDConfig | None,
-    *,
-    required: bool = True,
-    weights: str = "",
-    models: Mapping[str, tuple[PCDConfig | None, bool, str]] | None = None,
-) -> str:
-    """What the executable reads from LLAMA_ARG_PCD: the setting and the presets, as JSON, and how it says what PCD did.
+def _settings(models: Mapping[str, tuple[PCDConfig | None, bool, str]]) -> str:
+    """What the executable reads from LLAMA_ARG_PCD: settings and presets, as JSON, and how it says what PCD did.
 
     Args:
-        config: for requests that do not say; None: PCD is off for them, and others begin with the default.
-        required: whether the server ends where the model cannot run it; else PCD is off there.
-        weights: what tells the model's file from others (states.weights_id).
-        models: the same three for models that have their own, by name.
+        models: for each, by name: the setting for requests that do not say (None: PCD is off for them, and others begin with the
+            default), whether the server ends where the model cannot run it (else PCD is off there), and what tells the model's file
+            from others (saved_state.weights_id).
 
     Raises:
         ValueError: PYPCD_CACHE_GIB is no number.
     """
-    common = _setting(config, required, weights)
     PromptCache()  # whose limit may be no number
-    record = {
-        "version": library_module.API_VERSION,
-        "recommended": RECOMMENDED,
-        "sentences": engine.SENTENCES,
-        **common,
-    }
-    if models:  # what differs: an environment variable has to be short
-        record["models"] = {
-            name: {key: value for key, value in _setting(*own).items() if value != common[key]}
-            for name, own in models.items()
-        }
-    return json.dumps(record, separators=(",", ":"))
+    records = {name: _setting(*given) for name, given in models.items()}
+    common = next(iter(records.values()))
+    others = {name: {k: v for k, v in own.items() if v != common[k]} for name, own in records.items()}
+    about = {"version": library_module.API_VERSION, "recommended": RECOMMENDED, "sentences": engine.SENTENCES}
+    # of the others what differs, since an environment variable has to be short
+    return json.dumps({**about, **common, "models": others}, separators=(",", ":"))
 
 
 def _setting(config: PCDConfig | None, required: bool, weights: str) -> dict[str, Any]:
@@ -153,7 +139,7 @@ def requested(setting: Any, base: str, fixed: Mapping[str, Any]) -> dict[str, An
 
     Args:
         base: the text of the setting that an object of fields changes.
-        fixed: the fields that are the whole server's, as settings() has them.
+        fixed: the fields that are the whole server's, as _settings() has them.
 
     Raises:
         ValueError: it is no setting, or a value is out of range.
@@ -265,12 +251,9 @@ class Server:
             chosen["threads-http"] = str(n_at_once * (parallel + 4))  # one for each request that it passes on
             self.at_start = [one.name for one in self.models if one.at_start][:n_at_once]
             self._ini = self._sections(n_at_once, parallel, of_words(options))
-            passed = settings(PCDConfig.resolve(load(pcd)), required=pcd_required, models=wanted)
         else:
             (only,) = self.models
             chosen |= {"alias": only.name, **self._options(only, parallel, given)}
-            config, is_required, weights = wanted[only.name]
-            passed = settings(config, required=is_required, weights=weights)
         for name, value in chosen.items():
             if name not in given:
                 self.command += [f"--{name}", value] if value else [f"--{name}"]
@@ -278,7 +261,7 @@ class Server:
         self.environment = {
             **{name: value for name, value in _environment(program).items() if name not in unread},
             "GGML_NO_BACKTRACE": "1",  # a list of addresses, or a debugger's words, in place of the reason
-            "LLAMA_ARG_PCD": passed,
+            "LLAMA_ARG_PCD": _settings(wanted),
             "PYPCD_AMX": str(int(engine.configure_amx().on)),
             "PYPCD_HOST": host,
             # documents are read by this Python, started in this folder, since it imports from where it starts
