@@ -32,7 +32,6 @@ CONSUMERS: dict[str, tuple[tuple[int, int], dict[str, tuple[str, ...]]]] = {
             "lm-format-enforcer": ("lm-format-enforcer==0.11.3",),
             "instructor": ("instructor==1.17.0",),
             "langchain": ("langchain-community==0.4.2", "langchain-openai==1.7.3"),
-            "webuis": (),  # text-generation-webui and Open WebUI: the requests that they send
         },
     ),
     "agents": (

@@ -38,7 +38,7 @@ from tiny_gguf import write_tiny_gguf
 sys.path.append(str(Path(__file__).parents[1]))
 
 # shared by tests, and their messages are read
-pytest.register_assert_rewrite("browser", "clients", "fake_pip", "serving")
+pytest.register_assert_rewrite("browser", "fake_pip", "serving")
 settings.register_profile("pypcd", deadline=None, database=None)  # these two cores may be shared
 settings.load_profile("pypcd")
 

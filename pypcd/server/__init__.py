@@ -47,7 +47,7 @@ from pypcd.settings.fields import FIELDS
 from pypcd.settings.ranges import Integer, literal
 from pypcd.settings.remote import Servers, parse_servers
 
-__all__ = ["OptionError", "Server", "executable", "requested", "settings", "show_options"]
+__all__ = ["OptionError", "Server", "executable", "requested", "show_options"]
 
 _SECONDS = 10.0  # that it gets to answer
 _PATIENCE = 2  # seconds that it gets to end by itself: while a client reads a stream it does not
@@ -88,38 +88,24 @@ def show_options() -> int:
     return subprocess.run([str(program), "--help"], env=_environment(program), check=False).returncode
 
 
-def settings(
-    config: PCDConfig | None,
-    *,
-    required: bool = True,
-    weights: str = "",
-    models: Mapping[str, tuple[PCDConfig | None, bool, str]] | None = None,
-) -> str:
-    """What the executable reads from LLAMA_ARG_PCD: the setting and the presets, as JSON, and how it says what PCD did.
+def _settings(models: Mapping[str, tuple[PCDConfig | None, bool, str]]) -> str:
+    """What the executable reads from LLAMA_ARG_PCD: settings and presets, as JSON, and how it says what PCD did.
 
     Args:
-        config: for requests that do not say; None: PCD is off for them, and others begin with the default.
-        required: whether the server ends where the model cannot run it; else PCD is off there.
-        weights: what tells the model's file from others (states.weights_id).
-        models: the same three for models that have their own, by name.
+        models: for each, by name: the setting for requests that do not say (None: PCD is off for them, and others begin with the
+            default), whether the server ends where the model cannot run it (else PCD is off there), and what tells the model's file
+            from others (saved_state.weights_id).
 
     Raises:
         ValueError: PYPCD_CACHE_GIB is no number.
     """
-    common = _setting(config, required, weights)
     PromptCache()  # whose limit may be no number
-    record = {
-        "version": library_module.API_VERSION,
-        "recommended": RECOMMENDED,
-        "sentences": engine.SENTENCES,
-        **common,
-    }
-    if models:  # what differs: an environment variable has to be short
-        record["models"] = {
-            name: {key: value for key, value in _setting(*own).items() if value != common[key]}
-            for name, own in models.items()
-        }
-    return json.dumps(record, separators=(",", ":"))
+    records = {name: _setting(*given) for name, given in models.items()}
+    common = next(iter(records.values()))
+    others = {name: {k: v for k, v in own.items() if v != common[k]} for name, own in records.items()}
+    about = {"version": library_module.API_VERSION, "recommended": RECOMMENDED, "sentences": engine.SENTENCES}
+    # of the others what differs, since an environment variable has to be short
+    return json.dumps({**about, **common, "models": others}, separators=(",", ":"))
 
 
 def _setting(config: PCDConfig | None, required: bool, weights: str) -> dict[str, Any]:
@@ -153,7 +139,7 @@ def requested(setting: Any, base: str, fixed: Mapping[str, Any]) -> dict[str, An
 
     Args:
         base: the text of the setting that an object of fields changes.
-        fixed: the fields that are the whole server's, as settings() has them.
+        fixed: the fields that are the whole server's, as _settings() has them.
 
     Raises:
         ValueError: it is no setting, or a value is out of range.
@@ -170,7 +156,7 @@ class Server:
     """One llama-server.
 
     Args:
-        model: a GGUF file, or "demo"; or what _served.read() gives: with several it is a router, which starts a server for each.
+        model: a GGUF file, or "demo"; or what model_list.read() gives: with several it is a router, which starts a server for each.
         pcd: for requests that do not say; anything that pypcd.Llama takes.
         pcd_required: False: where the model cannot run it the server goes on without PCD; see refusals().
         host: the address to listen on; several have commas between them.
@@ -184,7 +170,7 @@ class Server:
 
     Raises:
         FileNotFoundError, ModelError: there is no such model.
-        LibraryError: llama-server was not built.
+        LibraryError: llama-server was not built, or ggml has no RPC backend.
         OptionError: an option that is chosen here.
         ValueError: a value is out of range, or no setting.
         OSError: the port is taken, or this machine does not have the address.
@@ -228,7 +214,8 @@ class Server:
                 f"{named[0]} stands behind --; --host, --port, --parallel, --rpc, and MODEL, which may be a folder or a file of models "
                 "with names of their own (models.ini), stand before it: pypcd serve --help"
             )
-        unread = [name for name in ELSEWHERE if name.startswith("LLAMA_") and name in os.environ]
+        elsewhere = [*filter(str.isupper, ELSEWHERE), "AIP_MODE"]  # by this it would listen on Vertex AI's port
+        unread = [name for name in elsewhere if name in os.environ]
         if unread:
             self.remarks.append(f"{', '.join(unread)} in the environment is not read; pypcd serve --help lists what is")
         given = {**of_environment(), **of_words(options)}
@@ -237,9 +224,6 @@ class Server:
             raise OptionError(
                 f"--api-prefix is {self._prefix!r}; allowed: a path such as /llm, with letters, digits and . _ ~ - between its slashes"
             )
-        if os.environ.get("AIP_MODE") == "PREDICTION":  # on Vertex AI it takes that port, whatever it is told
-            port = Integer(1, 65535)("AIP_HTTP_PORT", literal(os.environ.get("AIP_HTTP_PORT") or "8080"))
-            self.remarks.append(f"the port is {port}: AIP_MODE and AIP_HTTP_PORT are in the environment")
         self.port = port
         for address in self.hosts:
             if not (port and "reuse-port" in given):
@@ -259,42 +243,33 @@ class Server:
             for one in self.models
         }
         self.command = [str(program), "--host", host, "--port", str(self.port), "--metrics"]
-        if "kv-unified" not in given:
-            self.command.append("--kv-unified")
-        if "cors-origins" not in given:
-            self.command += ["--cors-origins", "localhost"]  # else any page that is open in a browser here could ask it
-        if "log-colors" not in given:
-            self.command += ["--log-colors", "off"]
+        # without "localhost" any page that is open in a browser here could ask it
+        chosen = {"kv-unified": "", "cors-origins": "localhost", "log-colors": "off"}
         if self.is_router:
             n_at_once = self._at_once(given)
-            if "models-max" not in given:
-                self.command += ["--models-max", str(n_at_once)]
-            if "threads-http" not in given:  # the router has one for each request that it passes on
-                self.command += ["--threads-http", str(n_at_once * (parallel + 4))]
+            chosen["models-max"] = str(n_at_once)
+            chosen["threads-http"] = str(n_at_once * (parallel + 4))  # one for each request that it passes on
             self.at_start = [one.name for one in self.models if one.at_start][:n_at_once]
             self._ini = self._sections(n_at_once, parallel, of_words(options))
-            passed = settings(PCDConfig.resolve(load(pcd)), required=pcd_required, models=wanted)
         else:
             (only,) = self.models
-            chosen = _chosen(only.path, parallel, given, remote=self._remote)
-            if self.rpc_servers:
-                self.command += ["--rpc", ",".join(self.rpc_servers)]
-            self.command += ["--model", only.path, "--alias", only.name, "--parallel", str(parallel)]
-            self.command += [word for name, value in chosen.items() for word in (f"--{name}", value)]
-            config, is_required, weights = wanted[only.name]
-            passed = settings(config, required=is_required, weights=weights)
+            chosen |= {"alias": only.name, **self._options(only, parallel, given)}
+        for name, value in chosen.items():
+            if name not in given:
+                self.command += [f"--{name}", value] if value else [f"--{name}"]
         self.command += options
         self.environment = {
             **{name: value for name, value in _environment(program).items() if name not in unread},
-            **(_rpc_environment() if self.rpc_servers else {}),
             "GGML_NO_BACKTRACE": "1",  # a list of addresses, or a debugger's words, in place of the reason
-            "LLAMA_ARG_PCD": passed,
+            "LLAMA_ARG_PCD": _settings(wanted),
             "PYPCD_AMX": str(int(engine.configure_amx().on)),
             "PYPCD_HOST": host,
             # documents are read by this Python, started in this folder, since it imports from where it starts
             "PYPCD_PYTHON": sys.executable,
             "PYPCD_ROOT": str(pathlib.Path(__file__).resolve().parents[2]),
         }
+        if self.rpc_servers and (rpc := engine.rpc_library()):
+            self.environment["PYPCD_RPC"] = str(rpc)  # ggml's backend, which llama-server does not find
         if api_key is not None:
             self.environment["LLAMA_API_KEY"] = api_key  # a command line can be read by all users of the machine
 
@@ -325,6 +300,46 @@ class Server:
             self.remarks.append(f"{what}, {where}; {n_at_once} at most are loaded at the same time (-- --models-max)")
         return n_at_once
 
+    def _options(self, one: Served, parallel: int, given: Mapping[str, str], n_at_once: int = 1) -> dict[str, str]:
+        """What the process of a model is started with, as pypcd.Llama chooses it, unless the user did.
+
+        Args:
+            given: his options, as known() names them.
+
+        Raises:
+            OptionError: a batch or the context would have no room for a token of each request.
+        """
+        least = max(parallel, 2)  # llama.cpp warms up with two
+        for name in ("batch-size", "ctx-size"):
+            size = given.get(name, "")
+            if size.isdecimal() and int(size) < least and not (name == "ctx-size" and int(size) == 0):
+                raise OptionError(
+                    f"--{name} is {size}; allowed: at least {least}, with --parallel {parallel}, which gives each request a token"
+                )
+        n_ctx = given.get("ctx-size", "")
+        on_gpu = bool(self._remote) or machine.has_gpu()
+        options = {"n_gpu_layers": -1 if on_gpu else 0, "flash_attn": on_gpu}
+        threads = threads_module.choose(threads_module.width_of(one.path, options))
+        if not n_ctx.isdecimal() or not int(n_ctx):  # a wrong one is for llama-server to refuse
+            n_ctx = str(machine.checked_n_ctx(one.path, options, parallel, n_at_once, self._remote))
+        chosen = {
+            "model": one.path,
+            "parallel": str(parallel),
+            "rpc": ",".join(self.rpc_servers),
+            "ctx-size": n_ctx,
+            # after each batch it reports how far a prompt is read, and other answers get a token; a micro-batch is never larger
+            "batch-size": "" if "ubatch-size" in given else str(N_BATCH),
+            # where all is taken, every request would be ended
+            "kv-unified-per-slot": str(int(n_ctx) // parallel),
+            "fit": "off",  # it does not count second keys
+            "flash-attn": "on" if on_gpu else "off",
+            "gpu-layers": "all" if on_gpu else "",
+            "threads": str(threads.decode),
+            "threads-batch": str(threads.batch),
+            "temp": "0",  # as the terminal: an answer about a text is the most probable one
+        }
+        return {name: value for name, value in chosen.items() if value and name not in given}
+
     def _sections(self, n_at_once: int, parallel: int, given: Mapping[str, str]) -> str:
         """The file of models: for each what is chosen here, beneath what the user chose."""
         sections = {}
@@ -332,15 +347,7 @@ class Server:
             own = {**of_environment(), **known(one.options.items()), **given}
             n = own.get("parallel")
             slots = parallel if n is None else Integer(1, _MAX_SLOTS)(f"[{one.name}] parallel", literal(n))
-            options = {
-                "model": one.path,
-                "stop-timeout": str(_PATIENCE),
-                **_chosen(one.path, slots, own, n_at_once, self._remote),
-            }
-            if self.rpc_servers:
-                options["rpc"] = ",".join(self.rpc_servers)
-            if n is None:
-                options["parallel"] = str(parallel)
+            options = {"stop-timeout": str(_PATIENCE), **self._options(one, slots, own, n_at_once)}
             if one.name in self.at_start:
                 options["load-on-startup"] = "1"
             sections[one.name] = {**options, **one.options}
@@ -565,48 +572,6 @@ def _first_key_of(path: str) -> str:
     return ""
 
 
-def _chosen(
-    path: str, parallel: int, given: Mapping[str, str], n_models: int = 1, remote: Sequence[dict[str, Any]] = ()
-) -> dict[str, str]:
-    """What is chosen here, as pypcd.Llama chooses it, unless the user did.
-
-    Args:
-        given: his options, as known() names them.
-        n_models: how many are loaded at the same time.
-        remote: devices of other machines.
-
-    Raises:
-        OptionError: a batch or the context would have no room for a token of each request.
-    """
-    least = max(parallel, 2)  # llama.cpp warms up with two
-    for name in ("batch-size", "ctx-size"):
-        size = given.get(name, "")
-        if size.isdecimal() and int(size) < least and not (name == "ctx-size" and int(size) == 0):
-            raise OptionError(
-                f"--{name} is {size}; allowed: at least {least}, with --parallel {parallel}, which gives each request a token"
-            )
-    n_ctx = given.get("ctx-size", "")
-    on_gpu = bool(remote) or machine.has_gpu()
-    options = {"n_gpu_layers": -1 if on_gpu else 0, "flash_attn": on_gpu}
-    threads = threads_module.choose(threads_module.width_of(path, options))
-    if not n_ctx.isdecimal() or not int(n_ctx):  # a wrong one is for llama-server to refuse
-        n_ctx = str(machine.checked_n_ctx(path, options, parallel, n_models, remote))
-    chosen = {
-        "ctx-size": n_ctx,
-        # after each batch it reports how far a prompt is read, and other answers get a token; a micro-batch is never larger
-        "batch-size": "" if "ubatch-size" in given else str(N_BATCH),
-        # where all is taken, every request would be ended
-        "kv-unified-per-slot": str(int(n_ctx) // parallel),
-        "fit": "off",  # it does not count second keys
-        "flash-attn": "on" if on_gpu else "off",
-        "gpu-layers": "all" if on_gpu else "",
-        "threads": str(threads.decode),
-        "threads-batch": str(threads.batch),
-        "temp": "0",  # as the terminal: an answer about a text is the most probable one
-    }
-    return {name: value for name, value in chosen.items() if value and name not in given}
-
-
 _PATH_VARIABLE = {"darwin": "DYLD_LIBRARY_PATH", "win32": "PATH"}.get(sys.platform, "LD_LIBRARY_PATH")
 
 
@@ -615,16 +580,6 @@ def _environment(program: pathlib.Path) -> dict[str, str]:
     ggml = pathlib.Path(llama_cpp.__file__).parent / "lib"
     folders = [program.parent.parent / "lib", ggml, os.environ.get(_PATH_VARIABLE)]
     return {**os.environ, _PATH_VARIABLE: os.pathsep.join(str(folder) for folder in folders if folder)}
-
-
-def _rpc_environment() -> dict[str, str]:
-    """What lets llama-server find ggml's RPC backend.
-
-    Raises:
-        LibraryError: there is none.
-    """
-    library = engine.rpc_library()
-    return {} if library is None else {"PYPCD_RPC": str(library)}
 
 
 # The stack of a thread that reads a text: std::regex, by which many models' tokenizers split it, calls itself for each letter of a word.

@@ -48,14 +48,6 @@ def test_a_recipes_answer_is_llamas(folder: Folder, name: str, request: pytest.F
 # -- packages that constrain answers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["outlines", "lm-format-enforcer"])
-def test_the_answer_has_the_form_that_is_asked_for(folder: Folder, name: str) -> None:
-    needs(MODULES[name], name)
-    text = with_setting(recipe(name), ON).replace(VALUE, "[g-z]{3}")
-    constrained = folder.run(text)
-    assert len(constrained) == 3 and constrained.isalpha()
-
-
 VALUE_OF = {
     "type": "object",
     "properties": {"value": {"type": "string", "pattern": f"^{VALUE}$"}},
@@ -118,44 +110,3 @@ def test_llm_with_the_server_has_llamas_answer(folder: Folder, server: Server) -
         return ran(folder, 'llm -m mine -o temperature 0 "$(cat question.txt)"', OPENAI_API_KEY="none")
 
     check_greedy(folder, ask)
-
-
-# -- lm-evaluation-harness --------------------------------------------------------------------------------------------
-
-TASK: dict[str, Any] = {
-    "task": "our_question",
-    "dataset_path": "json",
-    "test_split": "test",
-    "output_type": "generate_until",
-    "doc_to_text": "{{question}}",
-    "doc_to_target": "{{right}}",
-    "generation_kwargs": {"until": ["\n"], "do_sample": False, "max_gen_toks": N},
-    "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-}
-
-
-def test_the_harnesss_answers_and_scores_are_llamas(folder: Folder) -> None:
-    """By the recipe's command, with our task in place of its own."""
-    needs("lm_eval", "lm-evaluation-harness")
-    data = folder.path / "data.jsonl"
-    data.write_text(json.dumps({"question": folder.question, "right": folder.right}), encoding="utf-8")
-    task = {**TASK, "dataset_kwargs": {"data_files": {"test": str(data)}}}
-    (folder.path / "ours.yaml").write_text(json.dumps(task), encoding="utf-8")  # JSON is YAML
-    scores = []
-
-    def ask(setting: Any) -> str:
-        out = folder.path / f"results-{setting}"
-        text = with_setting(recipe("lm-evaluation-harness", "sh"), setting).strip()
-        text = text.replace("arc_easy", "our_question --include_path .").replace(
-            "--output_path results", f"--output_path {out}"
-        )
-        done = folder.command(["sh", "-c", text])
-        assert done.returncode == 0, done.stdout + done.stderr
-        (samples,), (results,) = out.rglob("samples_our_question_*.jsonl"), out.rglob("results_*.json")
-        (sample,) = (json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines())
-        of_task = json.loads(results.read_text(encoding="utf-8"))["results"]["our_question"]
-        scores.append(of_task["exact_match,none"])
-        return sample["resps"][0][0]
-
-    check_greedy(folder, ask)
-    assert scores == [0.0, 1.0]

@@ -1,4 +1,4 @@
-"""Documents: texts, PDFs written by hand, places, and files that are none."""
+"""Documents: texts, PDFs, places, and files that are none."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ nox = pytest.importorskip("nox")
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "recipes.md"
-NAMED = {"webuis": ["text-generation-webui", "Open WebUI"]}  # where a page says something else than the table
 
 
 @pytest.fixture(scope="module")
@@ -23,18 +22,13 @@ def noxfile() -> Any:
     return module_at(ROOT / "noxfile.py")
 
 
-def headings() -> list[str]:
-    return re.findall(r"(?m)^### (.*)$", PAGE.read_text(encoding="utf-8"))
-
-
 def test_each_consumer_has_its_recipe_and_its_tests_and_no_recipe_is_without(noxfile: Any) -> None:
     consumers = [name for _, packages in noxfile.CONSUMERS.values() for name in packages]
-    found = [name for consumer in consumers for name in NAMED.get(consumer, [consumer])]
-    assert sorted(re.sub(r"\W", "", name).lower() for name in found) == sorted(
-        re.sub(r"\W", "", heading).lower() for heading in headings()
-    )
+    headings = re.findall(r"(?m)^### (.*)$", PAGE.read_text(encoding="utf-8"))
+    told, tried = (sorted(re.sub(r"\W", "", name).lower() for name in names) for names in (headings, consumers))
+    assert told == tried
     tests = (ROOT / "tests/consumers/test_packages.py").read_text(encoding="utf-8").lower()
-    assert all(f'"{name}"' in tests or name == "webuis" for name in consumers)
+    assert all(f'"{name}"' in tests or name in noxfile.MORE_TESTS for name in consumers)
     assert all((ROOT / test).is_file() for tests in noxfile.MORE_TESTS.values() for test in tests)
 
 

@@ -15,7 +15,6 @@ import sys
 import pytest
 
 from pypcd import PCDConfig, cli, decode, evaluation
-from pypcd.settings.fields import FIELDS
 from pypcd.settings.ranges import literal
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -42,16 +41,6 @@ def code_blocks(text: str) -> list[tuple[str, str]]:
     found = [(m[2], m[3]) for m in re.finditer(r"(?ms)^( *)```(\w*)\n(.*?)^\1```", text)]
     text = re.sub(r"(?ms)^( *)```.*?^\1```\n", "", text)
     return found + [("", m[0]) for m in re.finditer(r"(?m)(?:^ {4,}\S.*\n?)+", text)]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_parts_of_the_evidence_are_those_that_its_script_makes(page: pathlib.Path) -> None:
-    script = (ROOT / "scripts/evidence").read_text(encoding="utf-8")
-    parts = {"models", "table1", "table2", *re.findall(r"(?m)^(\w+)\(\) \{", script)}
-    for line in page.read_text(encoding="utf-8").splitlines():
-        if "in commit" not in line:
-            for words in re.findall(r"scripts/evidence((?: [a-z][a-z0-9]*)+)", line if line.startswith("    ") else ""):
-                assert set(words.split()[:1] if " models" in words else words.split()) <= parts, line
 
 
 # -- links ------------------------------------------------------------------------------------------------------------
@@ -158,18 +147,6 @@ def test_commands_parse(page: str, line: str) -> None:
     for name in (getattr(args, "task", None) or "").split(","):
         if name:
             assert name in evaluation.GROUPS or name in evaluation.TASKS
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_settings_in_running_text_can_be_typed(page: pathlib.Path) -> None:
-    for text in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page.read_text(encoding="utf-8")):
-        words = text.removeprefix("pcd:").removeprefix("--pcd ").split(":")
-        if "=" in text and all(re.fullmatch(r"[a-z_]+=[\w.-]+|[a-z]+", word) for word in words):
-            values = [word.split("=") for word in words if "=" in word]
-            if {name for name, _ in values} <= set(FIELDS):
-                assert "=" in words[0] or words[0] == "on" or PCDConfig.preset(words[0])
-                for name, value in values:
-                    FIELDS[name].range(name, literal(value))
 
 
 # -- docs/settings.md -------------------------------------------------------------------------------------------------

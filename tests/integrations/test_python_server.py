@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from conftest import run_python
-from serving import ask, within
+from processes import within
+from serving import ask
 
 import pypcd
 from pypcd.llama import machine

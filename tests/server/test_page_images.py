@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,15 +28,6 @@ def served(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         yield server
 
 
-def asked_templates(chat: Chat) -> list[Any]:
-    """The messages that templates are asked for from now on."""
-    asked: list[Any] = []
-    chat.page.on(
-        "request", lambda it: asked.append(it.post_data_json["messages"]) if "/apply-template" in it.url else None
-    )
-    return asked
-
-
 def blinded(chat: Chat) -> None:
     """As if another model were behind the address, which does not see."""
     told = {**ask(chat.server, "/props")[1], "modalities": {"vision": False, "audio": False}}
@@ -45,25 +35,16 @@ def blinded(chat: Chat) -> None:
     chat.go()
 
 
-def choose(chat: Chat, *files: dict[str, Any]) -> None:
-    chat.page.locator("form input[type=file]").set_input_files([*files])  # type: ignore[arg-type]
-
-
-def file(name: str, content: bytes, kind: str = "image/png") -> dict[str, Any]:
-    return {"name": name, "mimeType": kind, "buffer": content}
-
-
 def is_drawn(picture: Any) -> bool:
     return bool(picture.evaluate("async one => { await one.decode(); return one.naturalWidth > 0 }"))
 
 
-def sent_for(chat: Chat, picture: dict[str, Any]) -> str:
+def sent_for(chat: Chat, *picture: Any) -> str:
     """The address of a picture, as the page sends it."""
-    asked = asked_templates(chat)
-    choose(chat, picture)
-    expect(chat.button(f"Remove {picture['name']}")).to_be_visible()
+    asked = chat.sent("/apply-template")
+    chat.attach(picture)  # type: ignore[arg-type]
     chat.told("x")
-    return str(asked[-1][-1]["content"][0]["image_url"]["url"])
+    return str(asked[-1]["messages"][-1]["content"][0]["image_url"]["url"])
 
 
 # With the data of a picture it makes the event that a browser makes.
@@ -78,22 +59,22 @@ PASTE = """([text, data]) => {
 }"""
 
 
-def test_a_picture_is_chosen_pasted_dropped_shown_and_sent(chat: Chat, script: Script) -> None:
-    asked = asked_templates(chat)
+def test_a_picture_is_chosen_pasted_dropped_shown_and_sent(chat: Chat, script: Script, tmp_path: Path) -> None:
+    asked = chat.sent("/apply-template")
     pictures = [png(n) for n in range(3)]
-    choose(chat, file("chosen.png", pictures[0]))
+    (tmp_path / "chosen.png").write_bytes(pictures[0])
+    chat.choose("Attach files", tmp_path / "chosen.png")
     expect(chat.button("Remove chosen.png")).to_be_visible()
     chat.page.evaluate(PASTE, [base64.b64encode(pictures[1]).decode(), ""])
     expect(chat.button("Remove image.png")).to_be_visible()
-    chat.drop(("dropped.png", "image/png", pictures[2]))
-    expect(chat.button("Remove dropped.png")).to_be_visible()
+    chat.attach(("dropped.png", "image/png", pictures[2]))
     shown = chat.page.locator("form img")
     expect(shown).to_have_count(3)
     assert all(map(is_drawn, shown.all()))
     chat.button("Remove image.png").click()
     answer = chat.told("A cat.", text="What is this?")
     expect(answer).to_contain_text("A cat.")
-    parts = asked[-1][-1]["content"]
+    parts = asked[-1]["messages"][-1]["content"]
     assert [part["type"] for part in parts] == ["image_url", "image_url", "text"]
     assert parts[2]["text"] == "What is this?"
     urls = [part["image_url"]["url"] for part in parts[:2]]
@@ -109,8 +90,7 @@ def test_a_picture_is_chosen_pasted_dropped_shown_and_sent(chat: Chat, script: S
     assert is_drawn(chat.questions.get_by_role("img", name="chosen.png"))
     chat.told("Yes.", text="Sure?")
     assert script.streams[-1].body["prompt"]["multimodal_data"] == prompt["multimodal_data"]
-    choose(chat, file("chosen.png", pictures[0]), file("notes.txt", b"some notes", "text/plain"))
-    expect(chat.button("Remove notes.txt")).to_be_visible()
+    chat.attach(("chosen.png", "image/png", pictures[0]), ("notes.txt", "text/plain", b"some notes"))
     chat.told("Both.", text="And these?")
     read, *others = script.streams[-1].body["messages"][-1]["content"]
     assert read["file"]["text"].strip() == "some notes"
@@ -123,28 +103,27 @@ def test_a_large_picture_is_made_smaller_and_a_photograph_a_jpeg(chat: Chat, scr
           canvas.getContext("2d").fillRect(0, 0, 99, 99);
           return canvas.toDataURL("image/webp").split(",")[1] }"""
     )
-    url = sent_for(chat, file("large.webp", base64.b64decode(large), "image/webp"))
+    url = sent_for(chat, "large.webp", "image/webp", base64.b64decode(large))
     assert url.startswith("data:image/png;base64,")  # servers do not read WebP
     assert int.from_bytes(base64.b64decode(url.partition(",")[2])[16:20], "big") == 2048
-    url = sent_for(chat, file("noise.png", png(0, 1200)))
+    url = sent_for(chat, "noise.png", "image/png", png(0, 1200))
     assert url.startswith("data:image/jpeg;base64,") and len(url) < 4_000_000 < len(data_uri(png(0, 1200)))
 
 
 def test_a_model_that_does_not_see_says_so(chat: Chat, script: Script) -> None:
-    choose(chat, file("cat.png", png(0)))
-    expect(chat.button("Remove cat.png")).to_be_visible()
+    chat.attach(("cat.png", "image/png", png(0)))
     chat.told("A cat.", text="What is this?")
     blinded(chat)
-    asked = asked_templates(chat)
+    asked = chat.sent("/apply-template")
     expect(chat.questions).to_contain_text(REFUSAL)  # a picture of a talk with a model that saw is left out
     chat.told("No.", text="Sure?")
-    assert [message["content"] for message in asked[-1]] == ["What is this?", "A cat.", "Sure?"]
+    assert [message["content"] for message in asked[-1]["messages"]] == ["What is this?", "A cat.", "Sure?"]
     assert isinstance(script.streams[-1].body["prompt"], str)
     chat.button("Edit", chat.questions.first).click()
     chat.button("Send again").click()
     expect(chat.alert).to_contain_text(REFUSAL)
     chat.new()
-    choose(chat, file("dog.png", png(0)))
+    chat.drop(("dog.png", "image/png", png(0)))
     expect(chat.alert).to_contain_text("dog.png is a picture")
     expect(chat.page.get_by_role("img")).to_have_count(0)
     # pasted with a text, as tables are: the text is what was meant
@@ -152,27 +131,10 @@ def test_a_model_that_does_not_see_says_so(chat: Chat, script: Script) -> None:
 
 
 def test_what_is_no_picture_is_refused_with_a_sentence(chat: Chat, script: Script) -> None:
-    choose(chat, file("broken.png", png(0)[:40]))
+    chat.drop(("broken.png", "image/png", png(0)[:40]))
     expect(chat.alert).to_contain_text("broken.png is no picture")
-    choose(chat, file("drawing.svg", b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg+xml"))
-    expect(chat.button("Remove drawing.svg")).to_be_visible()
+    chat.attach(("drawing.svg", "image/svg+xml", b"<svg xmlns='http://www.w3.org/2000/svg'/>"))
     expect(chat.page.get_by_role("img")).to_have_count(0)  # it is a text
-
-
-def test_pictures_are_exported_and_only_pictures_imported(chat: Chat, script: Script, tmp_path: Path) -> None:
-    choose(chat, file("cat.png", png(0)))
-    expect(chat.button("Remove cat.png")).to_be_visible()
-    chat.told("A cat.", text="What is this?")
-    text = json.dumps(chat.exported(tmp_path / "talks.json"))
-    assert '"image": "data:image/png;base64,' in text
-    for url in ("http://example.com/x.png", "data:image/svg+xml;base64,AAAA"):
-        broken = json.loads(text)
-        broken["conversations"][0]["id"] = "other"
-        broken["conversations"][0]["messages"][0]["files"][0]["image"] = url
-        (tmp_path / "bad.json").write_text(json.dumps(broken))
-        chat.load(tmp_path / "bad.json")
-        expect(chat.alert).to_contain_text('stands where "image" should')
-        chat.button("Close", chat.alert).click()
 
 
 def test_answers_about_pictures_are_those_of_the_server(open_page: Open, served: Server) -> None:
@@ -181,8 +143,7 @@ def test_answers_about_pictures_are_those_of_the_server(open_page: Open, served:
     for n in range(2):
         chat = open_page()
         chat.set(longest_answer=8)
-        choose(chat, file("random.png", png(n)))
-        expect(chat.button("Remove random.png")).to_be_visible()
+        chat.attach(("random.png", "image/png", png(n)))
         said.append(chat.copied(chat.ask("bada")))
         content = [{"type": "image_url", "image_url": {"url": data_uri(png(n))}}, {"type": "text", "text": "bada"}]
         body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0}

@@ -77,15 +77,9 @@ HOSTILE = {
     "script": f"<script>{RUN}</script>",
     "img": f"<img src=x onerror='{RUN}'><img src=http://example.com/a.png>",
     "svg": f"<svg onload={RUN}><script>{RUN}</script><a xlink:href='javascript:{RUN}'><text>x</text></a></svg>",
-    "math": f"<math><mtext></p><style><img src=x onerror={RUN}></style></mtext></math>",
     "iframe": f"<iframe srcdoc='<script>parent.ran=1</script>'></iframe><iframe src='javascript:parent.{RUN}'></iframe>",
-    "object": "<object data=http://example.com/x></object><embed src=http://example.com/x>",
     "style": "<style>@import url(http://example.com/x.css); * {display: none}</style><p style='position:fixed;inset:0'>x</p>",
     "form": f"<form action=http://example.com><input autofocus onfocus={RUN}><button>Send</button></form>",
-    "base": "<base href=http://example.com/><meta http-equiv=refresh content='0;url=http://example.com/'>",
-    "link": "<link rel=stylesheet href=http://example.com/x.css><link rel=prefetch href=http://example.com/y>",
-    "details": f"<details open ontoggle={RUN}>x</details><video onerror={RUN}><source src=x></video>",
-    "template": f"<template><script>{RUN}</script></template><noscript><p title='</noscript><img src=x onerror={RUN}>'>",
     "names": "<img name=getElementById><form id=location></form><a id=document name=cookie>x</a><input name=attributes>",
     "links": f"[a](javascript:{RUN}) [b](JaVaScRiPt:{RUN}) [c](java\tscript:{RUN}) [d](&#106;avascript:{RUN}) <javascript:{RUN}>",
     "data links": "[a](data:text/html,<script>1</script>) [b](vbscript:x) [c](file:///etc/passwd) [d](blob:x) [e](//example.com)",
@@ -94,11 +88,9 @@ HOSTILE = {
     "quotes": f'[a](<https://example.com/" onmouseover="{RUN}>) ![x" onerror="{RUN}](y) `"><img src=x onerror={RUN}>`',
     "code": f'```html" onclick="{RUN}\n<script>{RUN}</script>\n```\n\n    <img src=x onerror={RUN}>',
     "entities": f"&lt;script&gt;{RUN}&lt;/script&gt; &#60;img src=x onerror={RUN}&#62; &amp;lt;b&amp;gt;",
-    "broken": f"<<script>{RUN}//<</script <img src=x onerror={RUN}// <a href='x <!-- -- ]]> <?php <![CDATA[ ${{{RUN}}} {{{{x}}}}",
     "lit": "<!--lit-part--> <!--?lit$123456$--> <!--lit-node 0--> lit$1$",
     "marks": "\ue000" + "1\ue001word\ue002 \ue000\ue0019 \ue002\ue001\ue000 a\ue0000\ue001<b>\ue002",
     "direction": "\u202eevil\u202c \u0000 \ufeff \u2066x \ud7ff \ufffd",
-    "task lists": "- [ ] one\n- [x] <img src=x onerror=window.ran=1>\n\n| a |\n|:-:|\n| <script>window.ran=1</script> |",
 }
 
 # All that an answer may be made of.
@@ -122,8 +114,7 @@ LOOK = """article => {
 }"""
 
 
-def is_harmless(chat: Chat, article: Any) -> dict[str, Any]:
-    found = article.evaluate(LOOK)
+def is_harmless(found: dict[str, Any]) -> dict[str, Any]:
     assert found["ran"] is None, "something ran"
     assert not found["handlers"] and not found["styles"], found
     assert set(found["tags"]) <= MADE_OF, set(found["tags"]) - MADE_OF
@@ -137,7 +128,7 @@ def is_harmless(chat: Chat, article: Any) -> dict[str, Any]:
 def test_what_a_model_writes_is_never_run_or_loaded(chat: Chat, script: Script) -> None:
     for name, text in HOSTILE.items():
         answer = chat.shown(text[: len(text) // 2], text[len(text) // 2 :])
-        found = is_harmless(chat, answer)
+        found = is_harmless(answer.evaluate(LOOK))
         assert chat.copied(answer) == text, name
         if name == "good links":
             assert {"https://example.com/", "https://example.org/"} <= {href for href, _, _ in found["links"]}
@@ -147,7 +138,7 @@ def test_what_a_model_writes_is_never_run_or_loaded(chat: Chat, script: Script) 
     ]
     answer = chat.retold(event(HOSTILE["img"], 0, top_logprobs=options), *HOSTILE.values())
     tokens = chat.tokens(answer)
-    is_harmless(chat, answer)
+    is_harmless(answer.evaluate(LOOK))
     expect(chat.button("Settings")).to_be_visible()  # nothing lies over the page
     dialog = chat.open_token(tokens.first)
     expect(dialog).to_contain_text("onerror")
@@ -157,7 +148,7 @@ def test_what_a_model_writes_is_never_run_or_loaded(chat: Chat, script: Script) 
 def test_what_a_user_writes_is_harmless_too(chat: Chat, script: Script) -> None:
     text = "\n".join(HOSTILE[name] for name in ("script", "img", "svg", "links", "form", "lit"))
     chat.told("x", text=text)
-    is_harmless(chat, chat.questions)
+    is_harmless(chat.questions.evaluate(LOOK))
     assert chat.copied(chat.questions) == text
     listed = chat.menu()  # its beginning is the title
     assert chat.page.evaluate("window.ran ?? null") is None
@@ -198,31 +189,10 @@ NESTED = {
 def test_nesting_without_end_is_shown_and_the_page_stays_alive(chat: Chat, script: Script) -> None:
     for name, text in NESTED.items():
         answer = chat.shown(text)
-        is_harmless(chat, answer)
+        is_harmless(answer.evaluate(LOOK))
         assert chat.copied(answer) == text, name
         assert chat.widest() == 0, name
     assert "fine" in chat.copied(chat.retold("fine"))
-
-
-PIECES = st.sampled_from(
-    [*"<>&\"'`*_[]()!#|\\/=:;- \n\t{}$~^@", "<img src=x onerror=window.ran=1>", "<script>", "</script>", "javascript:", "](", "![",
-     "<!--", "-->", "<![CDATA[", "]]>", "&#x3c;", "&lt;", "```", "\n\n", "http://example.com/", "data:text/html,", "<a href=", "$$", "\\(", "\\)", "\\href{javascript:", "\\frac{",
-     " onclick=window.ran=1", "<svg>", "<style>", "</style>", "<b ", "\ue0000\ue001", "\ue002", "x", "Ω", "\u202e"]
-)  # fmt: skip
-
-
-def test_no_mixture_of_them_does_harm(chat: Chat, script: Script) -> None:
-    chat.told("x")
-
-    @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-    @given(st.lists(PIECES, min_size=1, max_size=60))
-    def check(pieces: list[str]) -> None:
-        answer = chat.retold(*pieces)
-        is_harmless(chat, answer)
-        chat.watch.check()
-        assert chat.copied(answer) == "".join(pieces)
-
-    check()
 
 
 # -- Markdown ---------------------------------------------------------------------------------------------------------
@@ -231,7 +201,11 @@ TEXTS = [
     *["word", "a", "x", "é", "it's", "lt", "amp", "www", "ample", "org", "com", "https", "javascript:", "mailto:"],
     *[" the", " ", "  ", "\n", "\n\n", "- ", "> ", "\n---\n", "\n|-|-|\n", "]: ", "a@b.", "](https://ex", "https://"],
     *["**", "~~", "```", "](", "![", "</", *"*_`[]()!./@&;<>#1|\\':"],
-]
+    *["\n\n", "[a]", "\n\n[a]: https://x.y\n", "$$\nx\n$$\n", "```js\nlet x\n```\n", "* a\n", "<think>", "</think>"] * 3,
+    *["<img src=x onerror=window.ran=1>", "<script>", "</script>", "<svg>", "<style>", "<b ", " onclick=window.ran=1", "<a href="],
+    *["<!--", "-->", "<![CDATA[", "]]>", "&#x3c;", "data:text/html,", "\\href{javascript:", "\\frac{", "\\(", "\\)", "$"],
+    *["\ue0000\ue001", "\ue002", "Ω", "\u202e"],
+]  # fmt: skip
 # Not made smaller: each example is 200 short answers, and the one that differs is named.
 MANY = settings(phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 DRAWN = """
@@ -240,37 +214,27 @@ async texts => {
   return texts.map(text => markdown(text).innerHTML);
 }
 """
-GROW = """
-async cases => {
-  const {markdown} = await import(new URL("markdown.js", document.querySelector("script[type=module]").src));
-  return cases.map(pieces => {
+GROW = f"""
+async cases => {{
+  const {{markdown}} = await import(new URL("markdown.js", document.querySelector("script[type=module]").src));
+  return cases.map(pieces => {{
     let element;
     for (let n = 1; n <= pieces.length; ++n) element = markdown(pieces.slice(0, n).join(""), null, element);
-    return [element.outerHTML, markdown(pieces.join("")).outerHTML];
-  });
-}
+    return [element.outerHTML, markdown(pieces.join("")).outerHTML, ({LOOK})(element)];
+  }});
+}}
 """
 
 
-def test_an_answer_that_came_in_pieces_is_the_whole_one(open_page: Open) -> None:
+def test_an_answer_that_came_in_pieces_is_the_whole_one_and_harmless(open_page: Open) -> None:
     page = open_page(greedy=False).page
-    more = [
-        "\n\n",
-        "[a]",
-        "\n\n[a]: https://x.y\n",
-        "$$\nx\n$$\n",
-        "```js\nlet x\n```\n",
-        "* a\n",
-        "<think>",
-        "</think>",
-    ]
-    piece = st.sampled_from([*TEXTS, *more * 3])
 
     @settings(MANY, max_examples=6)
-    @given(st.lists(st.lists(piece, min_size=1, max_size=14), min_size=200, max_size=200))
+    @given(st.lists(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=14), min_size=200, max_size=200))
     def check(cases: list[list[str]]) -> None:
-        for case, (grown, whole) in zip(cases, page.evaluate(GROW, cases)):
+        for case, (grown, whole, found) in zip(cases, page.evaluate(GROW, cases)):
             assert grown == whole, case
+            is_harmless(found)
 
     check()
 
@@ -289,6 +253,9 @@ def colours(chat: Chat, within: Any) -> set[str]:
 
 def test_code_has_colours_its_language_and_a_button_that_copies_it(chat: Chat, script: Script) -> None:
     shell = "$ pip install 'x<2' && echo done"
+    unknown = "klingon", "constructor", "__proto__", "x" * 300
+    answer = chat.told("".join(f"```{language}\nif <b> then\n```\n" for language in unknown))
+    assert answer.locator("pre").all_text_contents() == ["if <b> then\n"] * len(unknown) and chat.widest() == 0
     answer = chat.told(f"So:\n\n```python\n{PYTHON}```\n\n```sh\n{shell}\n```\n\n```\nplain *text*\n```\n")
     code = answer.locator("pre")
     assert code.all_text_contents() == [PYTHON, shell + "\n", "plain *text*\n"]
@@ -323,12 +290,6 @@ def test_what_is_complete_has_its_colours_and_stays_while_the_rest_is_written(ch
     expect(chat.answers.get_by_role("listitem")).to_have_text(["four", "five"])
     stream.end()
     chat.finished()
-
-
-def test_code_of_no_known_language_stays_as_it_is(chat: Chat, script: Script) -> None:
-    languages = "klingon", "constructor", "__proto__", "x" * 300
-    answer = chat.told("".join(f"```{language}\nif <b> then\n```\n" for language in languages))
-    assert answer.locator("pre").all_text_contents() == ["if <b> then\n"] * len(languages) and chat.widest() == 0
 
 
 # -- lists, tables, lines and links -----------------------------------------------------------------------------------
@@ -372,8 +333,6 @@ def test_formulas_are_drawn(chat: Chat, script: Script) -> None:
     answer = chat.told("A sum $\\sum_{i=1}^n i$ and\n\n$$\n\\frac{a}{b}\n$$\n\nend")
     inline, block = answer.locator("math").all()
     assert (inline.get_attribute("display"), block.get_attribute("display")) == (None, "block")
-    upper, lower = (block.locator("mi").nth(i).bounding_box() for i in range(2))
-    assert upper and lower and upper["y"] + upper["height"] <= lower["y"] + 2, "a fraction stands above one another"
     assert block.evaluate("math => math.namespaceURI").endswith("MathML")
     assert "\\" not in answer.locator(".markdown").inner_text()
     text = "\\(\\frac{1}\\) $\\unknowncommand{x}$\n\n$$\n\\begin{matrix} a\n$$"  # no TeX: it is shown as it was written

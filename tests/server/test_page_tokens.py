@@ -10,8 +10,9 @@ import re
 from typing import Any
 
 import pytest
-from browser import Chat, Script, ask, candidates, complete, event, expect, prompt_of, question
+from browser import Chat, Script, candidates, complete, event, expect, prompt_of, question
 from playwright.sync_api import Locator
+from serving import counter
 
 from pypcd.server import Server
 
@@ -238,24 +239,18 @@ def test_compare(chat: Chat, served: Server) -> None:
     assert more == complete(served, prompt_of(served, text, contrasted, "More"))["content"]
 
 
-def n_read(server: Server) -> int:
-    """How many tokens of prompts the server has evaluated."""
-    (n,) = re.findall(r"^llamacpp:prompt_tokens_total (\d+)", ask(server, "/metrics")[1], re.MULTILINE)
-    return int(n)
-
-
 def test_compare_reads_its_prompt_once_and_tells_no_speed(chat: Chat, served: Server) -> None:
     text, _ = question(30, 101)
     n_tokens = complete(served, prompt_of(served, text), n_predict=1, pcd=False)["tokens_evaluated"]
     complete(served, "Something else", n_predict=1)
-    before = n_read(served)
+    before = counter(served, "prompt_tokens_total")
     text, _ = question(30, 102)  # as long, and in no cache
     chat.message.fill(text)
     chat.button("Compare").click()
     group = chat.named("group", "Comparison")
     expect(group.get_by_role("article")).to_have_count(2)
     expect(chat.button("Send")).to_be_visible()
-    assert 0.9 * n_tokens < n_read(served) - before < 1.3 * n_tokens
+    assert 0.9 * n_tokens < counter(served, "prompt_tokens_total") - before < 1.3 * n_tokens
     assert re.findall(r"\d+ tokens", group.inner_text()) and "per second" not in group.inner_text()
     chat.button("Go on with this", group).first.click()
     expect(chat.answers).to_contain_text("per second")

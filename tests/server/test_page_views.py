@@ -144,13 +144,6 @@ def test_colours_follow_the_system_or_the_choice(open_page: Open) -> None:
     assert background(chat) < 80
 
 
-def test_text_of_twice_the_size_fits(open_page: Open, script: Script) -> None:
-    chat = open_page(script=script, viewport={"width": 640, "height": 400})  # 1280 x 800 at 200 %
-    chat.told(MARKDOWN)
-    assert chat.widest() == 0
-    expect(chat.message).to_be_in_viewport()
-
-
 # -- by keyboard ------------------------------------------------------------------------------------------------------
 
 FOCUSED = """() => {

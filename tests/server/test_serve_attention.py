@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import F32, Tiny
-from serving import SMALL, ask, complete, ready, within
-from test_serve_documents import CHAT, QUESTIONS, TEMPLATE, TOKENS, chat, notes, said, told, whole, with_file
+import test_serve_documents as documents
+from conftest import Tiny
+from processes import within
+from serving import SMALL, ask, complete, counter, ready
+from test_serve_documents import CHAT, QUESTIONS, chat, notes, path_of, said, told, whole, with_file
 
 import pypcd
 from pypcd import ask as asking
@@ -33,15 +35,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def path_of(tiny: Tiny, arch: str = "llama", **given: Any) -> str:
-    return str(tiny(arch, seed=3, chat_template=TEMPLATE, n_ctx_train=8192, **given))
-
-
 @contextlib.contextmanager
 def opened(path: str, heads: Any = None, **given: Any) -> Iterator[pypcd.Llama]:
     """Its heads are known from then on."""
-    small: dict[str, Any] = {"n_ctx": 8192, "n_threads": 1, "n_threads_batch": 1, "n_gpu_layers": 0, **F32}
-    with pypcd.Llama(path, pcd=False, **{**small, **given}) as llm:
+    with documents.opened(path, **{"n_ctx": 8192, **given}) as llm:
         if heads:
             keep_heads(llm, heads)
         yield llm
@@ -60,8 +57,7 @@ def server(talking: pypcd.Llama) -> Iterator[Server]:
 
 
 def in_python(llm: pypcd.Llama, text: str, question: str, after: asking.Answer | None = None) -> asking.Answer:
-    documents = [] if after else [Document.of("notes.txt", text)]
-    return asking.ask(llm, documents, question, after=after, max_tokens=TOKENS, cache=False)
+    return documents.in_python(llm, [] if after else [Document.of("notes.txt", text)], question, after)
 
 
 def letters(text: str) -> str:
@@ -83,8 +79,7 @@ def check(answer: dict[str, Any], wanted: asking.Answer) -> set[str]:
 
 def n_read(server: Server) -> float:
     """Prompt tokens that the server has evaluated, without those of questions that were looked at."""
-    lines = ask(server, "/metrics")[1].splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith("llamacpp:prompt_tokens_total "))
+    return counter(server, "prompt_tokens_total")
 
 
 @pytest.mark.parametrize(
@@ -167,18 +162,7 @@ def test_other_routes_give_the_same_prompt(server: Server, talking: pypcd.Llama)
     assert chat(server, **body, id_slot=3)["usage"]["prompt_tokens"] == wanted
 
 
-def test_what_was_read_goes_to_disk_and_comes_from_there(talking: pypcd.Llama, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYPCD_CACHE_GIB", "1")
-    wanted = in_python(talking, notes(9, 60), QUESTIONS[0])
-    counts = []
-    for _ in range(2):
-        with ready(talking.model_path, parallel=2) as server:
-            check(chat(server, with_file(notes(9, 60), QUESTIONS[0])), wanted)
-            counts.append(n_read(server))
-    assert counts[0] > 600 and counts[1] < 0.3 * counts[0]
-
-
-@pytest.mark.parametrize(("arch", "heads"), [("gemma3", {2: [0, 1]}), ("lfm2", {0: [0, 1]})])
+@pytest.mark.parametrize(("arch", "heads"), [("llama", HEADS), ("gemma3", {2: [0, 1]}), ("lfm2", {0: [0, 1]})])
 def test_passages_of_what_comes_from_disk_are_those_of_what_was_read(
     tiny: Tiny, arch: str, heads: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import os
+import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import BASE, PROMPTS, SMALL, ask, complete, is_greedy, ready, with_workers, within
+from conftest import native_row
+from processes import within
+from reference import bits
+from serving import BASE, PROMPTS, SMALL, ask, complete, is_greedy, ready, with_workers
 
 import pypcd
+from pypcd.gguf import DEMO_MODEL
 from pypcd.server import Server
 
 pytest_plugins = ["serving"]  # fixtures
@@ -49,7 +55,7 @@ def test_a_saved_slot_goes_on_and_so_does_the_prompt_cache(saves: Path, llm: pyp
 
 
 def test_speculation_changes_no_answer(llm: pypcd.Llama) -> None:
-    """By a second model: see test_serve_begin.py."""
+    """By a second model: below."""
     sizes = "--spec-ngram-simple-size-n", "2", "--spec-ngram-simple-size-m", "3"
     with running("--spec-type", "ngram-simple", *sizes) as server:
         drafted = 0
@@ -110,3 +116,110 @@ def test_a_full_context_ends_its_own_answer_alone(llm: pypcd.Llama) -> None:
             is_greedy(llm, prompt, setting, told["tokens"], ends=False)
         status, answer = ask(server, "/completion", {"prompt": "a " * 600, "n_predict": 1})
         assert status == 400 and answer["error"]["type"] == "exceed_context_size_error"
+
+
+# -- where an answer begins: where its prompt ends, whatever the slot holds of an earlier answer --------------------------
+#
+# min_first_entropy decides by an answer's first token. So each answer is compared with that of the same request without the cache, and
+# each decision with the entropy that pypcd.Llama, with PCD off, finds behind the same tokens.
+
+VIEW = {"perturbation": "none", "window": 4, "n_sink": 0, "beta": 4.0, "gamma": 384, "relative_top": 0.0}
+N_PAIRS = 60
+NEAR = 0.05  # bits: a floor is not nearer to an entropy, so that rounding decides nothing
+
+
+@pytest.fixture(scope="module")
+def server(saves: Path) -> Iterator[Server]:
+    with ready(pcd=BASE, parallel=4, options=[*SMALL, "--slot-save-path", f"{saves}/"]) as made:
+        yield made
+
+
+def entropy_behind(llm: pypcd.Llama, tokens: list[int]) -> float:
+    llm.pcd = False
+    llm.reset()
+    llm._ctx.kv_cache_clear()
+    llm.eval(tokens)
+    return bits(native_row(llm))
+
+
+def answer(server: Server, tokens: list[int], floor: float, n: int = 6, **fields: Any) -> dict[str, Any]:
+    setting = {**VIEW, "min_first_entropy": floor}
+    return complete(server, tokens, pcd=setting, n_predict=n, ignore_eos=True, **fields)  # type: ignore[arg-type]
+
+
+def told(found: dict[str, Any]) -> tuple[list[int], list[int]]:
+    return found["tokens"], [found["timings"][f"pcd_{name}"] for name in ("twins", "skipped", "contrasted")]
+
+
+Pair = tuple[list[int], list[int], float, bool]
+
+
+def pairs(llm: pypcd.Llama, server: Server, n: int, seed: int) -> Iterator[Pair]:
+    """A prompt, the same with the first tokens of its answer, a floor, and whether the answer to the second one is contrasted."""
+    rng = random.Random(seed)
+    text = llm.tokenize((" ".join(PROMPTS) * 3).encode(), add_bos=False)
+    for _ in range(n):
+        start, size = rng.randrange(len(text) - 30), rng.randrange(1, 30)
+        prompt = [llm.token_bos(), *text[start : start + size]]
+        before = entropy_behind(llm, prompt)
+        # the decision about the first answer is made, and so are its tokens
+        floor = max(before + rng.choice([-1, 1]) * rng.uniform(NEAR, 1.0), NEAR)
+        first = answer(server, prompt, floor, rng.randrange(1, 9), id_slot=0)["tokens"]
+        goes_on = [*prompt, *first[: rng.randrange(1, len(first) + 1)]]
+        after = entropy_behind(llm, goes_on)
+        if abs(after - floor) < NEAR:
+            continue
+        yield prompt, goes_on, floor, after >= floor
+
+
+def test_the_cache_changes_no_answer(server: Server, llm: pypcd.Llama) -> None:
+    n_other = 0  # of those whose decision is not that of the answer in the slot
+    for prompt, goes_on, floor, is_contrasted in pairs(llm, server, N_PAIRS, 1):
+        cached = answer(server, goes_on, floor, id_slot=0)
+        alone = answer(server, goes_on, floor, id_slot=1, cache_prompt=False)
+        assert cached["timings"]["cache_n"] == len(goes_on) - 1 and alone["timings"]["cache_n"] == 0
+        assert told(cached) == told(alone), (prompt, goes_on, floor)
+        assert (alone["timings"]["pcd_contrasted"] > 0) == is_contrasted, (goes_on, floor)
+        assert is_contrasted or alone["timings"]["pcd_twins"] <= 1, (
+            "by this the page knows, when it goes on from a token"
+        )
+        n_other += (entropy_behind(llm, prompt) >= floor) != is_contrasted
+    assert n_other >= N_PAIRS // 8, "or this shows nothing"
+
+
+def test_each_of_several_answers_begins_there(server: Server, llm: pypcd.Llama) -> None:
+    contrasted = set()
+    for _, goes_on, floor, is_contrasted in pairs(llm, server, 8, 2):
+        body = {"prompt": goes_on, "max_tokens": 6, "temperature": 0, "ignore_eos": True, "n": 3, "id_slot": 0}
+        status, several = ask(server, "/v1/completions", {**body, "pcd": {**VIEW, "min_first_entropy": floor}})
+        assert status == 200, several
+        alone = answer(server, goes_on, floor, id_slot=1, cache_prompt=False)
+        assert [choice["text"] for choice in several["choices"]] == [alone["content"]] * 3
+        contrasted.add(is_contrasted)
+    assert contrasted == {False, True}
+
+
+def test_a_slot_that_was_saved_or_shifted_holds_no_decision(saves: Path, llm: pypcd.Llama) -> None:
+    options = [*SMALL, "--slot-save-path", f"{saves}/", "--context-shift"]
+    options[options.index("8192")] = "1024"  # 512 each
+    with ready(pcd=BASE, parallel=2, options=options) as server:
+        for _, goes_on, floor, is_contrasted in pairs(llm, server, 4, 3):
+            assert ask(server, "/slots/0?action=save", {"filename": "a.bin"})[0] == 200
+            alone = told(answer(server, goes_on, floor, id_slot=1, cache_prompt=False))
+            assert ask(server, "/slots/0?action=restore", {"filename": "a.bin"})[0] == 200
+            restored = answer(server, goes_on, floor, id_slot=0)
+            assert restored["timings"]["cache_n"] > 0 and told(restored) == alone
+            shifted = answer(server, goes_on, floor, 600, id_slot=0)  # one decision, however far it goes
+            assert (shifted["timings"]["pcd_contrasted"] == 600) == is_contrasted
+            assert told(answer(server, goes_on, floor, id_slot=0)) == alone
+
+
+def test_drafted_tokens_begin_no_answer(server: Server, llm: pypcd.Llama) -> None:
+    drafts = ["--model-draft", str(DEMO_MODEL), "--spec-type", "draft-simple"]
+    n_drafted = 0
+    with ready(pcd=BASE, parallel=2, options=[*SMALL, *drafts]) as drafting:
+        for _, goes_on, floor, _ in pairs(llm, drafting, 8, 4):
+            found = answer(drafting, goes_on, floor, 24, id_slot=0)
+            assert found["tokens"] == answer(server, goes_on, floor, 24, id_slot=1, cache_prompt=False)["tokens"]
+            n_drafted += found["timings"].get("draft_n", 0)
+    assert n_drafted > 0, "nothing was drafted"

@@ -1,31 +1,30 @@
-"""Documents in requests to llama-server: their text, the passages that are found in them, and that prompts and answers are those of
-pypcd.ask."""
+"""Documents in requests to llama-server: their text, and that prompts are those of pypcd.ask. Passages and answers are compared in
+test_serve_attention.py."""
 
 from __future__ import annotations
 
 import base64
 import concurrent.futures
 import http.client
-import io
 import json
 import os
 import random
 import signal
 import socket
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import F32, Tiny
-from documents import made_of, pdf
-from serving import PROMPTS, SECONDS, SMALL, ask, complete, last_timings, ready, with_workers, within
+from documents import pdf
+from processes import SECONDS, children, lives, within
+from serving import SMALL, ask, complete, last_timings, ready, with_workers
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
 from pypcd import ask as asking
-from pypcd.document import SPACE, Document
+from pypcd.document import Document
 from pypcd.engine import token_text
 from pypcd.gguf import DEMO_MODEL
 from pypcd.prompt import lay
@@ -48,10 +47,19 @@ def notes(seed: int, n: int = 12) -> str:
     return "\n\n".join(lines)
 
 
+def path_of(tiny: Tiny, arch: str = "llama", template: str = TEMPLATE, **given: Any) -> str:
+    """A model whose attention is spread: that of the included model is so sharp that segments get equally much."""
+    return str(tiny(arch, **{"seed": 3, "chat_template": template, "n_ctx_train": 8192, **given}))
+
+
+def opened(path: str, **given: Any) -> pypcd.Llama:
+    small: dict[str, Any] = {"n_ctx": 2048, "n_threads": 1, "n_threads_batch": 1, "n_gpu_layers": 0, **F32}
+    return pypcd.Llama(path, pcd=False, **{**small, **given})
+
+
 @pytest.fixture(scope="module")
 def model(tiny: Tiny) -> str:
-    """One whose attention is spread: that of the included model is so sharp that segments get equally much."""
-    return str(tiny("llama", seed=3, chat_template=TEMPLATE, n_ctx_train=8192))
+    return path_of(tiny)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +71,7 @@ def wide(model: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def talking(model: str) -> Iterator[pypcd.Llama]:
-    with pypcd.Llama(model, pcd=False, n_ctx=2048, n_threads=1, n_threads_batch=1, n_gpu_layers=0, **F32) as llm:
+    with opened(model) as llm:
         yield llm
 
 
@@ -100,58 +108,23 @@ def rejected(server: Server, path: str = CHAT, **body: Any) -> str:
     return str(answer["error"]["message"])
 
 
-def in_python(
-    llm: pypcd.Llama,
-    documents: list[Document],
-    question: str,
-    after: asking.Answer | None = None,
-    read: asking.Read = None,
-) -> asking.Answer:
-    """The answer of pypcd.ask."""
-    one = asking.stream(llm, documents, question, after=after, read=read, max_tokens=TOKENS, cache=False)
-    for _ in one:
-        pass
-    return one.answer
+def in_python(llm: pypcd.Llama, documents: list[Document], question: str, after: Any = None) -> asking.Answer:
+    return asking.ask(llm, documents, question, after=after, max_tokens=TOKENS, cache=False)
 
 
 def told(answer: asking.Answer) -> list[dict[str, Any]]:
     return [dict(vars(passage)) for passage in answer.passages]
 
 
-def repeated(text: str, passages: list[str], question: str) -> str:
-    """The message that a person would have written to get the same prompt."""
-    return f"{text}\n\nFrom the text above:\n\n{SPACE.join(passages)}\n\n{question}"
-
-
 # -- passages ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pcd", [False, "paper", "unsure"])
-def test_passages_and_answer_are_those_of_python(wide: Server, talking: pypcd.Llama, pcd: Any) -> None:
-    talking.pcd = pcd
-    for seed, question in enumerate(QUESTIONS):
-        text = notes(seed)
-        wanted = in_python(talking, [Document.of("notes.txt", text)], question)
-        answer = chat(wide, with_file(text, question), pcd=pcd)
-        passages = answer["timings"]["passages"]
-        assert passages == told(wanted) != [] and answer["timings"]["passages_note"] == wanted.note
-        assert [text[one["begin"] : one["end"]] for one in passages] == [one["text"] for one in passages]
-        assert {one["document"] for one in passages} == {"notes.txt"} and passages[0]["place"].startswith("line")
-        assert answer["usage"]["prompt_tokens"] == wanted.written.n_prompt
-        assert said(answer) == whole(wanted.text)
-    talking.pcd = False
-    few = in_python(talking, [Document.of("notes.txt", text)], question, read=1)
-    timings = chat(wide, with_file(text, question), pcd=pcd, read=1)["timings"]
-    assert timings["passages"] == told(few) != [] and timings["passages_note"] == few.note == ""
-
-
-def test_so_are_those_of_a_hybrid_model(tiny: Tiny) -> None:
+def test_passages_of_a_hybrid_model_are_those_of_python(tiny: Tiny) -> None:
     """Its recurrent state cannot go back, so another question begins from a checkpoint near the documents' end."""
-    path = str(tiny("lfm2", seed=3, chat_template=TEMPLATE, n_ctx_train=8192))
-    talking = pypcd.Llama(path, pcd=False, n_ctx=2048, n_threads=1, n_threads_batch=1, n_gpu_layers=0, **F32)
+    path = path_of(tiny, "lfm2")
     lines: list[str] = []
     options = [*SMALL, "--log-verbosity", "5"]
-    with talking, ready(path, parallel=1, options=options, log=lines.append) as server:
+    with opened(path) as talking, ready(path, parallel=1, options=options, log=lines.append) as server:
         for question in QUESTIONS:
             wanted = in_python(talking, [Document.of("notes.txt", notes(1, 40))], question)
             answer = chat(server, with_file(notes(1, 40), question))
@@ -163,36 +136,13 @@ def test_so_are_those_of_a_hybrid_model(tiny: Tiny) -> None:
     )
 
 
-def test_so_are_those_of_a_later_question(wide: Server, talking: pypcd.Llama) -> None:
-    """Which looks from the question before it, too."""
-    wanted: asking.Answer | None = None
-    messages: list[dict[str, Any]] = []
-    for i, question in enumerate(QUESTIONS):
-        documents = [Document.of("notes.txt", notes(5))] if i == 0 else []
-        wanted = in_python(talking, documents, question, wanted)
-        messages += with_file(notes(5), question) if i == 0 else [{"role": "user", "content": question}]
-        answer = chat(wide, messages)
-        assert (answer["timings"]["passages"], said(answer)) == (told(wanted), whole(wanted.text))
-        assert (answer["timings"]["cache_n"] > 0) == (i > 0)
-        messages.append({"role": "assistant", "content": wanted.text})
-
-
-LINES = "\n".join(f"Line {i} has the number {i * 37 % 101}, and more words than one." for i in range(60))
-TEXTS = {
-    "paragraphs": notes(1),
-    "lines": LINES,
-    "one line": LINES.replace("\n", " "),
-    "wide": "".join(f"第{i}号钥匙是红色的，第{i}盏灯是蓝色的。" for i in range(60)),
-    "records": "[\n" + ",\n".join(f'  {{"key": "k{i}", "value": {i * 7}}}' for i in range(80)) + "\n]",
-    "strange": "k3 é\u200b 🙂\tk\x0b3.\n\n" + notes(2),
-}
 TALKS: dict[str, list[dict[str, Any]]] = {
-    **{
-        name: [{"role": "user", "content": "Where is k3, 7 and 钥匙?", "documents": [text]}]
-        for name, text in TEXTS.items()
-    },
-    "several": [
-        {"role": "user", "content": "\n\nk7?\n", "documents": [notes(1), TEXTS["strange"], LINES[:900], notes(1)]}
+    "several documents": [
+        {
+            "role": "user",
+            "content": "\n\nk7?\n",
+            "documents": [notes(1), "k3 é\u200b 🙂\tk\x0b3.\n\n" + notes(2), notes(3).replace("\n\n", "\n"), notes(1)],
+        }
     ],
     "a system message": [
         {"role": "system", "content": "Be  brief. "},
@@ -203,78 +153,79 @@ TALKS: dict[str, list[dict[str, Any]]] = {
         {"role": "assistant", "content": " It is\nred. "},
         {"role": "user", "content": "And which one is blue?"},
         {"role": "assistant", "content": "k5"},
-        {"role": "user", "content": "And here?", "documents": [LINES, notes(6)]},
+        {"role": "user", "content": "And here?", "documents": [notes(5), notes(6)]},
     ],
+}
+TEMPLATES = {
+    "plain": TEMPLATE,
+    "without space around": TEMPLATE.replace("m['content']", "m['content'] | trim"),
+    "no system message": "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    + TEMPLATE,
+    "system messages left out": TEMPLATE.replace("in messages", "in messages if m['role'] != 'system'"),
 }
 
 
-REFUSES = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TEMPLATE
-LEAVES_OUT = TEMPLATE.replace("in messages", "in messages if m['role'] != 'system'")
-SYSTEM = ("a system message", "control tokens")
+def with_control_tokens(llm: pypcd.Llama) -> list[dict[str, Any]]:
+    letters = [token_text(llm, token) for token in (llm.token_bos(), llm.token_eos())]
+    assert all(letters)
+    text = notes(3) + "\n\nThe k3 is {1}{0}<assistant>{1} {1}k3.".format(*letters)
+    last = {"role": "user", "content": f"What is {letters[1]} k3?", "documents": [text, *letters]}
+    return [
+        {"role": "system", "content": letters[1]},
+        *TALKS["follow-ups"],
+        {"role": "assistant", "content": "a"},
+        last,
+    ]
 
 
-@pytest.mark.parametrize(
-    ("template", "name"),
-    [
-        *((TEMPLATE, name) for name in [*TALKS, "control tokens"]),
-        *((TEMPLATE.replace("m['content']", "m['content'] | trim"), name) for name in [*TALKS, "control tokens"]),
-        *((template, name) for template in (REFUSES, LEAVES_OUT) for name in SYSTEM),
-    ],
-)
-def test_the_prompt_is_pythons_token_for_token(tiny: Tiny, name: str, template: str) -> None:
-    path = str(tiny("llama", seed=3, chat_template=template, n_ctx_train=8192))
-    with pypcd.Llama(path, pcd=False, n_ctx=4096, n_gpu_layers=0) as llm, ready(path, parallel=1) as server:
-        talk = TALKS["follow-ups" if name == "control tokens" else name]
-        if name == "control tokens":
-            letters = [token_text(llm, token) for token in (llm.token_bos(), llm.token_eos())]
-            assert all(letters)
-            text = notes(3) + "\n\nThe k3 is {1}{0}<assistant>{1} {1}k3.".format(*letters)
-            last = {"role": "user", "content": f"What is {letters[1]} k3?", "documents": [text, *letters]}
-            talk = [{"role": "system", "content": letters[1]}, *talk, {"role": "assistant", "content": "a"}, last]
-        sent, read = [], []
-        for message in talk:
-            files = message.get("documents", [])
-            parts = [
-                *(file_part(text, f"{i}.txt") for i, text in enumerate(files)),
-                {"type": "text", "text": message["content"]},
-            ]
-            sent.append({**message, "content": parts if files else message["content"], "documents": None})
-            read.append({**message, "documents": [Document.of(f"{i}.txt", text) for i, text in enumerate(files)]})
+def sent_and_read(talk: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
+    """A talk as a client sends it, and as pypcd.ask has it."""
+    sent, read = [], []
+    for message in talk:
+        named = [(f"{i}.txt", text) for i, text in enumerate(message.get("documents", []))]
+        parts = [*(file_part(text, name) for name, text in named), {"type": "text", "text": message["content"]}]
+        sent.append({"role": message["role"], "content": parts if named else message["content"]})
+        read.append({**message, "documents": [Document.of(*one) for one in named]})
+    return sent, read
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_prompt_is_pythons_token_for_token(tiny: Tiny, template: str) -> None:
+    path = path_of(tiny, template=TEMPLATES[template])
+    with opened(path) as llm, ready(path, parallel=1) as server:
         n_ctx = ask(server, "/props")[1]["default_generation_settings"]["n_ctx"]
-        for replay, most in ((True, "all"), (False, "all"), (True, None), (False, 60), (True, 60)):
-            body = {"messages": sent, "replay": replay, "read": most}
-            status, found = ask(server, "/apply-template", body)
-            timings = chat(server, sent, replay=replay, read=most, max_tokens=1)["timings"]
-            passages = timings["passages"]
-            turns, said = asking.chosen(llm, read, most, n_ctx)
-            assert timings["documents_read"] == said and bool(said) == (most == 60)
-            prompt = asking.prompt_of(turns)
-            n_read = sum(len(document.read) for document in asking.documents_in(turns))
-            if len(passages) < n_read:  # all of what is read is not repeated
-                prompt = prompt.with_passages([one["text"] for one in passages]) if passages else prompt
-            wanted = lay(llm, prompt.turns, chat=True).tokens
-            assert (status, found["prompt"]) == (200, wanted) and bool(passages) <= replay
-            assert name != "control tokens" or wanted.count(llm.token_eos()) == 0
-            n = ask(server, "/v1/chat/completions/input_tokens", body)[1]["input_tokens"]
-            assert n == len(wanted)
-        if name == "a system message":  # without documents the prompt is llama.cpp's own, and a text
-            plain = [{"role": one["role"], "content": one["content"].strip()} for one in talk]
-            prompt = ask(server, "/apply-template", {"messages": plain})[1]["prompt"]
-            wanted = ask(server, "/tokenize", {"content": prompt, "add_special": True, "parse_special": True})[1][
-                "tokens"
-            ]
-            assert lay(llm, asking.prompt_of(plain).turns, chat=True).tokens == wanted
+        talks = {**TALKS, "control tokens": with_control_tokens(llm)}
+        for name, (sent, read) in ((name, sent_and_read(talk)) for name, talk in talks.items()):
+            for replay, most in ((True, "all"), (False, "all"), (True, None), (False, 60), (True, 60)):
+                body = {"messages": sent, "replay": replay, "read": most}
+                status, found = ask(server, "/apply-template", body)
+                timings = chat(server, sent, replay=replay, read=most, max_tokens=1)["timings"]
+                passages = timings["passages"]
+                turns, said = asking.chosen(llm, read, most, n_ctx)
+                assert timings["documents_read"] == said and bool(said) == (most == 60)
+                prompt = asking.prompt_of(turns)
+                n_read = sum(len(document.read) for document in asking.documents_in(turns))
+                if len(passages) < n_read:  # all of what is read is not repeated
+                    prompt = prompt.with_passages([one["text"] for one in passages]) if passages else prompt
+                wanted = lay(llm, prompt.turns, chat=True).tokens
+                assert (status, found["prompt"]) == (200, wanted) and bool(passages) <= replay, name
+                assert name != "control tokens" or wanted.count(llm.token_eos()) == 0
+                n = ask(server, "/v1/chat/completions/input_tokens", body)[1]["input_tokens"]
+                assert n == len(wanted)
+        # without documents the prompt is llama.cpp's own, and a text
+        plain = [{"role": one["role"], "content": one["content"].strip()} for one in TALKS["a system message"]]
+        prompt = ask(server, "/apply-template", {"messages": plain})[1]["prompt"]
+        body = {"content": prompt, "add_special": True, "parse_special": True}
+        wanted = ask(server, "/tokenize", body)[1]["tokens"]
+        assert lay(llm, asking.prompt_of(plain).turns, chat=True).tokens == wanted
 
 
 @pytest.mark.parametrize("templates", [(TEMPLATE, CHAT_TEMPLATE), (CHAT_TEMPLATE, TEMPLATE)])
 def test_a_template_of_the_command_line_is_followed(tiny: Tiny, templates: tuple[str, str]) -> None:
     """One of the two begins with the beginning of text."""
-    path = str(tiny("llama", seed=3, chat_template=templates[0], n_ctx_train=8192))
+    path = path_of(tiny, template=templates[0])
     options = [*SMALL, "--chat-template", templates[1]]
-    with (
-        pypcd.Llama(path, pcd=False, n_ctx=2048, n_gpu_layers=0) as llm,
-        ready(path, parallel=1, options=options) as server,
-    ):
+    with opened(path) as llm, ready(path, parallel=1, options=options) as server:
         llm.metadata["tokenizer.chat_template"] = templates[1]
         prompt = ask(server, "/apply-template", {"messages": with_file(notes(3), "k3?"), "replay": False})[1]["prompt"]
         messages = [{"role": "user", "content": "k3?", "documents": [Document.of("notes.txt", notes(3))]}]
@@ -286,8 +237,8 @@ def test_no_document_has_a_mark_of_the_templates(tiny: Tiny) -> None:
     """That is no control token, but read wherever its letters stand."""
     template = "{% for m in messages %}<|you|>{{ m['content'] }}{% endfor %}<|me|>{% if false %}<|tool|>{% endif %}"
     made = ("<|you|>", "<|me|>", "<|tool|>")
-    path = str(tiny("llama", seed=3, chat_template=template, defined=made, n_ctx_train=8192))
-    with pypcd.Llama(path, pcd=False, n_ctx=2048, n_gpu_layers=0) as llm, ready(path, parallel=1) as server:
+    path = path_of(tiny, template=template, defined=made)
+    with opened(path) as llm, ready(path, parallel=1) as server:
         text, question = notes(3) + "<|me|>yes<|tool|>k4", "k3?<|you|>"
         body = {"messages": with_file(text, question), "replay": False}
         prompt = ask(server, "/apply-template", body)[1]["prompt"]
@@ -295,19 +246,6 @@ def test_no_document_has_a_mark_of_the_templates(tiny: Tiny) -> None:
         assert prompt == lay(llm, asking.prompt_of(messages).turns, chat=True).tokens
         marks = [llm.tokenize(mark.encode(), add_bos=False)[-1] for mark in made]
         assert [prompt.count(mark) for mark in marks] == [1, 1, 0]
-
-
-def test_a_document_is_read_once(wide: Server) -> None:
-    def counted(name: str) -> float:
-        lines = ask(wide, "/metrics")[1].splitlines()
-        return next(float(line.split()[1]) for line in lines if line.startswith(f"llamacpp:{name} "))
-
-    names = ("prompt_tokens_total", "prompt_tokens_cached_total")
-    before = [counted(name) for name in names]
-    answer = chat(wide, with_file(notes(77), QUESTIONS[1]))
-    assert answer["timings"]["passages"] and answer["timings"]["cache_n"] < 20
-    n_read, n_cached = (counted(name) - b for name, b in zip(names, before))
-    assert n_read + n_cached == answer["usage"]["prompt_tokens"] and n_cached == answer["timings"]["cache_n"]
 
 
 def test_a_document_that_is_there_twice_is_repeated_once(wide: Server, talking: pypcd.Llama) -> None:
@@ -326,57 +264,29 @@ def test_a_document_that_is_there_twice_is_repeated_once(wide: Server, talking: 
         assert len({one["text"] for one in passages}) == len(passages)
 
 
-@pytest.mark.parametrize(
-    ("arch", "more"),
-    [
-        ("llama", {}),
-        ("llama", {"cache_prompt": False}),
-        *((arch, {}) for arch in ("gemma3", "gpt2", "deepseek2", "mamba")),
-    ],
-)
-def test_the_answer_is_that_to_a_message_with_the_passages(tiny: Tiny, arch: str, more: dict[str, Any]) -> None:
-    """Also where sliding-window layers have forgotten the beginning; and where the cache has all of the prompt already."""
-    path = tiny(arch, seed=3, chat_template=TEMPLATE)
-    text = " ".join(f"ab{i} cd{i * 7} e." for i in range(40)).replace(". ", ".\n\n")
-    options = [*SMALL, "--batch-size", "64", "--ubatch-size", "64"]
-    with ready(path, parallel=2, options=options) as server, ready(path, parallel=2) as other:
-        for question in ("what is ab3?", "what is cd14?", "what is cd14?"):
-            answer = chat(server, with_file(text, question), **more)
-            passages = [one["text"] for one in answer["timings"]["passages"]]
-            assert passages and all(passage in text for passage in passages)
-            plain = chat(other, [{"role": "user", "content": repeated(text, passages, question)}], cache_prompt=False)
-            assert plain["usage"]["prompt_tokens"] == answer["usage"]["prompt_tokens"]
-            assert said(plain) == said(answer)
-            counts = answer["timings"]
-            assert counts["cache_n"] + counts["prompt_n"] == answer["usage"]["prompt_tokens"]
-
-
-def test_several_at_once_are_answered_as_alone(wide: Server) -> None:
-    bodies: list[dict[str, Any]] = [{"messages": with_file(notes(i), QUESTIONS[i % 3])} for i in range(6)]
-    bodies += [{"messages": [{"role": "user", "content": prompt}]} for prompt in PROMPTS]
-    alone = [chat(wide, pcd=False, **body) for body in bodies]
-    with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
-        found = list(pool.map(lambda body: chat(wide, pcd=False, **body), bodies))
-    for one, other in zip(alone, found):
-        assert said(one) == said(other)
-        assert one["timings"].get("passages") == other["timings"].get("passages")
-    assert all("passages" not in answer["timings"] for answer in found[6:])
-
-
-def test_without_replay_it_is_the_documents_text_and_the_question(wide: Server) -> None:
-    answer = chat(wide, with_file(notes(1), QUESTIONS[0]), replay=False)
-    plain = chat(wide, [{"role": "user", "content": f"{notes(1)}\n\n{QUESTIONS[0]}"}])
-    assert said(answer) == said(plain) and answer["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
-    assert answer["timings"]["passages"] == [] and answer["timings"]["passages_note"] == ""
-    assert chat(wide, with_file(notes(1), "\n"))["timings"]["passages"] == [], "nothing is asked"
-
-
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_stream_says_the_same_and_each_of_several_answers(wide: Server, n: int) -> None:
     body = {"messages": with_file(notes(2), QUESTIONS[0]), "max_tokens": TOKENS, "n": n}
     wanted = chat(wide, **body)["timings"]["passages"]
     status, text = ask(wide, CHAT, {**body, "stream": True, "return_progress": True})
     assert status == 200 and last_timings(text)["passages"] == wanted != []
+
+
+def test_each_apis_own_parts_are_files(wide: Server) -> None:
+    data, text = f"data:text/plain;base64,{coded(notes(1).encode())}", {"type": "text", "text": QUESTIONS[0]}
+    source = {"type": "text", "media_type": "text/plain", "data": notes(1)}
+    of_openai = [
+        {"type": "input_file", "filename": "notes.txt", "file_data": data},
+        {**text, "type": "input_text"},
+    ]
+    of_anthropic = [{"type": "document", "source": source, "title": "notes.txt"}, text]
+    wanted = chat(wide, with_file(notes(1), QUESTIONS[0]))
+    asked = {"input": [{"role": "user", "content": of_openai}], "max_output_tokens": TOKENS}
+    first = ask(wide, "/v1/responses", asked)[1]
+    second = chat(wide, [{"role": "user", "content": of_anthropic}], "/v1/messages")
+    for answer, got in ((first, first["output"][0]["content"][0]["text"]), (second, second["content"][0]["text"])):
+        assert whole(got) == said(wanted)
+        assert answer["timings"]["passages"] == wanted["timings"]["passages"] != []
 
 
 def test_what_is_left_out_of_a_document_is_said_apart(wide: Server) -> None:
@@ -400,16 +310,7 @@ def test_why_nothing_is_repeated(wide: Server) -> None:
     assert "not the user's" in note(wide, spoken)
     assert "no more than these passages" in note(wide, with_file(notes(4, 2), "k0, k1?"))
     assert "no passage has a word of the question" in note(wide, with_file(notes(1), "Zebra?"))
-    narrow = [*SMALL, "--ctx-size", "512"]
-    with ready("demo", parallel=1, options=narrow) as server:
-        n = 8
-        while len(ask(server, "/tokenize", {"content": notes(1, n)})[1]["tokens"]) < 460:
-            n += 1
-        answer, plain = (
-            chat(server, with_file(notes(1, n), "k3?"), read="all", max_tokens=1, replay=on) for on in (True, False)
-        )
-        assert "no room" in answer["timings"]["passages_note"]
-        assert answer["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+    assert note(wide, with_file(notes(1), "\n")) == "", "nothing is asked"
 
 
 # -- the process that reads documents ---------------------------------------------------------------------------------
@@ -417,15 +318,7 @@ def test_why_nothing_is_repeated(wide: Server) -> None:
 
 def workers(server: Server) -> list[int]:
     assert server._process is not None
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            if parent == server._process.pid and b"pypcd.server.worker" in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-        except OSError:  # it has ended
-            continue
-    return found
+    return [pid for pid, command in children(server._process.pid).items() if "pypcd.server.worker" in command]
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux")
@@ -439,7 +332,7 @@ def test_one_that_ended_is_replaced_and_there_are_two_at_most() -> None:
             os.kill(pid, signal.SIGKILL)
         assert chat(server, with_file(notes(1), "k3?"))["timings"]["passages"] == found[1]
         left = workers(server)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in left), "they end with the server"
+    assert not any(map(lives, left)), "they end with the server"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a shell script")
@@ -495,18 +388,6 @@ def test_nothing_is_read_for_a_client_that_left_while_it_waited_for_its_turn(tmp
         assert [*first, read("c")] == ["a", "b", "c"] and sorted(log.read_text()) == ["a", "b", "c"]
 
 
-def test_a_file_that_unpacks_to_gigabytes_is_a_sentence(wide: Server) -> None:
-    made = io.BytesIO()
-    packed = zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=1)
-    with packed, packed.open("word/document.xml", "w", force_zip64=True) as part:
-        for _ in range(300):
-            part.write(bytes(10**7))
-    body = {"filename": "bomb.docx", "file_data": coded(made.getvalue())}
-    status, answer = ask(wide, "/documents", body)
-    assert status == 400 and "bomb.docx unpacks to 3000000000 bytes" in answer["error"]["message"], answer
-    assert ask(wide, "/documents", {"name": "a", "text": "b"})[0] == 200
-
-
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -515,8 +396,6 @@ def test_a_document_is_read_and_counted(wide: Server, talking: pypcd.Llama) -> N
     files = {
         "a.txt": (b"\xef\xbb\xbffirst\r\n\r\nsecond\n", "page", 0),
         "a.pdf": (pdf(*paragraphs), "page", 2),
-        "a": (made_of(paragraphs)["DOCX"], "page", 0),
-        "a.pptx": (made_of(paragraphs)["PPTX"], "slide", 2),
     }
     for name, (data, unit, n_pages) in files.items():
         body = {"filename": name, "file_data": coded(data)}
@@ -537,8 +416,6 @@ DATA = coded(b"text")
     ("file", "word"),
     [
         ({"filename": "a.pdf", "file_data": coded(b"%PDF-nonsense")}, "a.pdf cannot be read as a PDF"),
-        ({"filename": "a.docx", "file_data": coded(b"PK\x03\x04nonsense")}, "a.docx cannot be read as a DOCX"),
-        ({"filename": "a.png", "file_data": coded(b"\x89PNG\0")}, "a.png is not a text file; allowed: "),
         ({"filename": "a.txt", "file_data": "!"}, "file_data of a.txt is not base64"),
         ({"filename": "a.txt", "file_data": coded(b" \n")}, "a.txt has no text"),
         ({"file_id": "file-1"}, "a file has no file_data but an id or an address; allowed: "),

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import BASE, SMALL, ask, complete, is_greedy, ready, within
+from processes import within
+from serving import BASE, SMALL, ask, complete, is_greedy, ready
 
 import pypcd
 from pypcd.gguf import DEMO_MODEL

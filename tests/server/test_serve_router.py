@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import http.client
 import json
 import os
@@ -18,7 +17,8 @@ from typing import Any
 
 import pytest
 from conftest import F32, Tiny
-from serving import BASE, MUTE_ROUTES, PROMPTS, ROUTES, SECONDS, SMALL, ask, complete, is_greedy, ready, refused, within
+from processes import SECONDS, children, lives, within
+from serving import BASE, MUTE_ROUTES, PROMPTS, ROUTES, SMALL, ask, complete, is_greedy, ready, refused
 
 import pypcd
 from pypcd import PCDConfig
@@ -238,23 +238,6 @@ def test_one_at_a_time_where_no_more_may_be_loaded(ini: Path, monkeypatch: pytes
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
-
-
-def children(pid: int) -> dict[int, str]:
-    """The processes that this one has started, with their commands."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if int((path / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
-                found[int(path.name)] = (path / "cmdline").read_text().replace("\0", " ")
-    return found
-
-
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def child_of(server: Server, name: str) -> int:

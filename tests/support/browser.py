@@ -362,6 +362,18 @@ class Chat:
         ]
         self.message.evaluate(DROP, coded)
 
+    def attach(self, *files: tuple[str, str, str | bytes]) -> None:
+        """Drop files, and wait until they stand beside the message."""
+        self.drop(*files)
+        for name, _, _ in files:
+            expect(self.button(f"Remove {name}")).to_be_visible()
+
+    def sent(self, route: str) -> list[Any]:
+        """The bodies of the requests to a route, from now on."""
+        bodies: list[Any] = []
+        self.page.on("request", lambda it: bodies.append(it.post_data_json) if it.url.endswith(route) else None)
+        return bodies
+
     def choose(self, button: str, path: Path) -> None:
         """Give a file to the button that asks for one."""
         with self.page.expect_file_chooser() as chooser:
@@ -438,8 +450,8 @@ class Script:
         def __init__(self, body: dict[str, Any]) -> None:
             self.body = body
             self.is_left = threading.Event()  # the page is not there any more
-            self._n_tokens = 0
-            self._parts: queue.Queue[tuple[str, Any]] = queue.Queue()
+            self._n_tokens, self._status = 0, 200
+            self._parts: queue.Queue[bytes | None] = queue.Queue()  # of a chunked body; None: its end
 
         def say(self, *parts: str | bytes | dict[str, Any]) -> Script.Stream:
             """Texts, each a token of the answer; whole events; or bytes as they are."""
@@ -450,9 +462,8 @@ class Script:
                     self._n_tokens += len(part.get("tokens", ()))
                     part = {"tokens_predicted": self._n_tokens, **part}
                     part = as_chat(part) if "messages" in self.body else part
-                self._parts.put(
-                    ("send", part if isinstance(part, bytes) else b"data: %s\n\n" % json.dumps(part).encode())
-                )
+                    part = b"data: %s\n\n" % json.dumps(part).encode()
+                self._parts.put(chunk(part))
             return self
 
         def end(self, **fields: Any) -> None:
@@ -460,18 +471,37 @@ class Script:
             timings = {"prompt_n": 3, "cache_n": 0, "prompt_ms": 1.0, "prompt_per_second": 3000.0, "predicted_n": 2}
             timings.update(predicted_ms=1.0, predicted_per_second=2000.0)
             self.say({"content": "", "tokens": [], "stop": True, "stop_type": "eos", "timings": timings, **fields})
-            self._parts.put(("end", None))
+            self.just_end()
 
         def just_end(self) -> None:
-            self._parts.put(("end", None))
+            self._end(chunk(b""))
 
         def break_off(self) -> None:
             """The connection ends in the middle of a chunk."""
-            self._parts.put(("break", None))
+            self._end(b"ffff\r\ndata: {")
 
         def fail(self, status: int, body: bytes) -> None:
             """An error in place of an answer."""
-            self._parts.put(("fail", (status, body)))
+            self._status = status
+            self._end(chunk(body) + chunk(b""))
+
+        def _end(self, last: bytes) -> None:
+            self._parts.put(last)
+            self._parts.put(None)
+
+        def answer(self, handler: Any) -> None:
+            """Sends the parts as they come, and now and then a comment, which shows whether somebody listens."""
+            part = self._parts.get(timeout=SECONDS)
+            handler.send_response(self._status)
+            handler.send_header("Content-Type", "text/event-stream")
+            handler.send_header("Transfer-Encoding", "chunked")
+            handler.end_headers()
+            while part is not None:
+                handler.wfile.write(part)
+                try:
+                    part = self._parts.get(timeout=0.05)
+                except queue.Empty:
+                    part = chunk(b": alive\n\n")
 
     def __init__(self) -> None:
         self.streams: list[Script.Stream] = []
@@ -485,37 +515,10 @@ class Script:
                 stream = Script.Stream(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 script.streams.append(stream)
                 try:
-                    self.answer(stream)
+                    stream.answer(self)
                 except (BrokenPipeError, ConnectionResetError):
                     stream.is_left.set()
                 self.close_connection = True
-
-            def answer(self, stream: Script.Stream) -> None:
-                has_begun = False
-                while True:
-                    try:
-                        what, data = stream._parts.get(timeout=0.05 if has_begun else SECONDS)
-                    except queue.Empty:
-                        what, data = "send", b": alive\n\n"  # a comment, which shows whether somebody listens
-                    if what == "fail":
-                        status, body = data
-                        self.send_response(status)
-                        self.send_header("Content-Length", str(len(body)))
-                        self.end_headers()
-                        self.wfile.write(body)
-                        return
-                    if not has_begun:
-                        has_begun = True
-                        self.send_response(200)
-                        self.send_header("Content-Type", "text/event-stream")
-                        self.send_header("Transfer-Encoding", "chunked")
-                        self.end_headers()
-                    if what == "break":
-                        self.wfile.write(b"ffff\r\ndata: {")
-                        return
-                    self.wfile.write(b"%x\r\n%s\r\n" % (len(data or b""), data or b""))
-                    if what == "end":
-                        return
 
         self.handler = Handler
 
@@ -524,6 +527,10 @@ class Script:
         chat.until(lambda: len(self.streams) > self._n_taken)
         self._n_taken += 1
         return self.streams[self._n_taken - 1]
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def prompt_of(server: Server, *texts: str, system: str = "") -> str:

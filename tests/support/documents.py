@@ -8,6 +8,9 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reportlab.pdfbase.pdfdoc import PDFStream
+from reportlab.pdfgen import canvas
+
 # a line of text, its size, and where it begins, in points from the left and from below
 Placed = tuple[str, int, int, int]
 
@@ -18,41 +21,25 @@ def pdf(*pages: str | Sequence[Placed], letters: Mapping[str, str] | None = None
 
     Args:
         letters: what some letters stand for, in UTF-16 as hexadecimal digits.
-        encrypt: with a password that nobody knows.
+        encrypt: with a password.
     """
-    n = len(pages)
-    kids = " ".join(f"{3 + 2 * i} 0 R" for i in range(n))
-    objects = ["<< /Type /Catalog /Pages 2 0 R >>", f"<< /Type /Pages /Kids [{kids}] /Count {n} >>"]
-    map_at = f" /ToUnicode {3 + 2 * n} 0 R" if letters else ""
-    font = f"<< /Font << /F1 << /Type /Font /Subtype /Type1 /BaseFont /Courier{map_at} >> >> >>"
-    for i, page in enumerate(pages):
+    file = io.BytesIO()
+    made = canvas.Canvas(file, (594, 842), encrypt="swordfish" if encrypt else None)
+    for page in pages:
         lines = [(t, 10, 60, 780 - 12 * k) for k, t in enumerate(page.split("\n"))] if isinstance(page, str) else page
-        shown = "".join(f"/F1 {size} Tf 1 0 0 1 {x} {y} Tm ({text}) Tj " for text, size, x, y in lines)
-        stream = f"BT {shown}ET"
-        box = "/MediaBox [0 0 594 842]"
-        objects += [
-            f"<< /Type /Page /Parent 2 0 R {box} /Resources {font} /Contents {4 + 2 * i} 0 R >>",
-            f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream",
-        ]
+        for text, size, x, y in lines:
+            made.setFont("Courier", size)
+            made.drawString(x, y, text)
+        made.showPage()
     if letters:
         codes = {chr(code): f"{code:04x}" for code in range(32, 127)} | dict(letters)
         rows = "\n".join(f"<{ord(letter):02x}> <{code}>" for letter, code in codes.items())
-        table = f"begincmap\n1 begincodespacerange <00> <ff> endcodespacerange\n{len(codes)} beginbfchar\n{rows}\nendbfchar\nendcmap"
-        objects.append(f"<< /Length {len(table)} >>\nstream\n{table}\nendstream")
-    data, places = b"%PDF-1.4\n", []
-    for number, text in enumerate(objects, 1):
-        places.append(len(data))
-        data += f"{number} 0 obj\n{text}\nendobj\n".encode()
-    table = "".join(f"{place:010d} 00000 n \n" for place in places)
-    size = len(objects) + 1
-    lock = (
-        f"/Encrypt << /Filter /Standard /V 1 /R 2 /P -4 /O <{'0' * 64}> /U <{'0' * 64}> >> /ID [<00> <00>]"
-        if encrypt
-        else ""
-    )
-    root = f"<< /Size {size} /Root 1 0 R {lock} >>"
-    tail = f"xref\n0 {size}\n0000000000 65535 f \n{table}trailer\n{root}\nstartxref\n{len(data)}\n%%EOF\n"
-    return data + tail.encode()
+        space = "begincmap\n1 begincodespacerange <00> <ff> endcodespacerange\n"
+        table = PDFStream(content=f"{space}{len(codes)} beginbfchar\n{rows}\nendbfchar\nendcmap")
+        for font in made._doc.idToObject["BasicFonts"].dict.values():
+            font.ToUnicode = made._doc.Reference(table)
+    made.save()
+    return file.getvalue()
 
 
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"

@@ -14,8 +14,7 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,6 @@ MUTE_ROUTES: dict[str, dict[str, Any]] = {  # those that decode nothing
     "/v1/messages/count_tokens": {"messages": MESSAGES},
     "/props": {},
 }
-SECONDS = 60  # for something to come about
 
 
 @pytest.fixture(scope="module")
@@ -205,12 +203,10 @@ def log_softmax(row: Any) -> np.ndarray:
     return row - best - np.log(np.exp(row - best).sum())
 
 
-def within(what: Callable[[], bool], seconds: float = SECONDS) -> bool:
-    """Whether it becomes true in that time."""
-    end = time.monotonic() + seconds
-    while not what() and time.monotonic() < end:
-        time.sleep(0.01)  # an answer that it is about may be short
-    return what()
+def counter(server: Server, name: str) -> float:
+    """One of the numbers of /metrics."""
+    lines = ask(server, "/metrics")[1].splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"llamacpp:{name} "))
 
 
 class Quiet(http.server.BaseHTTPRequestHandler):
