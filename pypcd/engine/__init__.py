@@ -34,7 +34,6 @@ from pypcd.engine._pcd import *
 from pypcd.engine._results import *
 from pypcd.engine._rotation import eval_callback as eval_callback
 from pypcd.engine._rpc import *
-from pypcd.engine._speed import *
 from pypcd.engine._stack import *
 from pypcd.engine._tensors import *
 

@@ -79,10 +79,10 @@ class Llama(llama_cpp.Llama):
         flash_attn: whether to use flash attention; None: with a GPU or servers, in each case the faster one (llama_cpp's
             default is False).
         n_threads: how many threads decode; None: the number of cores up to four, above that half of them (llama_cpp's
-            default is half of them), or another one that is 20% faster on this machine now. That is measured, at a prompt
-            again if a minute has passed; but not with flash attention, where the logits depend on it.
-        n_threads_batch: how many threads read prompts; None: n_threads if that is given, else the number of cores, or a
-            faster one.
+            default is half of them), or as many as other programs leave, which is looked up at each prompt (on Linux); but not
+            with flash attention, where the logits depend on it.
+        n_threads_batch: how many threads read prompts; None: n_threads if that is given, else the number of cores, or as many as
+            other programs leave.
         verbose: whether llama.cpp's log is printed (llama_cpp's default is True).
         draft_model: proposes tokens that are evaluated ahead, as llama_cpp.Llama does it, while PCD is off. Beside it PCD is an
             UnsupportedError.
@@ -160,8 +160,8 @@ class Llama(llama_cpp.Llama):
         opening.update(verbose=verbose, n_gpu_layers=n_gpu_layers, flash_attn=flash_attn, n_ctx=n_ctx)
         opening["n_ctx"] = machine.checked_n_ctx(path, opening, remote=remote)
         self._n_threads = n_threads, n_threads_batch  # as given
-        self._width = threads.width_of(path, {**opening, "rpc_servers": servers})
-        self._threads = threads.choose(self._width, *self._n_threads)
+        self._computing = {**opening, "rpc_servers": servers}
+        self._threads = threads.choose(self._computing, *self._n_threads)
         opening["n_threads"], opening["n_threads_batch"] = self._threads.decode, self._threads.batch
 
         arguments.check_opening(path, opening, self._n_seq_max)
@@ -616,7 +616,7 @@ class Llama(llama_cpp.Llama):
 
     def _renew_threads(self) -> None:
         """Other numbers of threads, where none were given and the machine has become busy, or idle."""
-        best = threads.choose(self._width, *self._n_threads, now=self._threads)
+        best = threads.choose(self._computing, *self._n_threads)
         if best[:2] != self._threads[:2]:
             lib.set_threads(self, best.decode, best.batch)
             lib.logger.info("%d threads, %d for prompts; %s", *best)

@@ -588,7 +588,7 @@ def _chosen(
     n_ctx = given.get("ctx-size", "")
     on_gpu = bool(remote) or machine.has_gpu()
     options = {"n_gpu_layers": -1 if on_gpu else 0, "flash_attn": on_gpu}
-    threads = threads_module.choose(threads_module.width_of(path, options))
+    threads = threads_module.choose(options)
     if not n_ctx.isdecimal() or not int(n_ctx):  # a wrong one is for llama-server to refuse
         n_ctx = str(machine.checked_n_ctx(path, options, parallel, n_models, remote))
     chosen = {
