@@ -19,7 +19,7 @@ from pypcd.engine import choose_engine
 from pypcd.errors import InputError
 from pypcd.gguf import resolve_model
 from pypcd.llama import machine
-from pypcd.llama.threads import choose, width_of
+from pypcd.llama.threads import choose
 from pypcd.settings.config import PCDConfig
 
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     options = _options.machine_options(args)
-    threads = args.threads or choose(width_of(resolve_model(args.model), options)).decode
+    threads = args.threads or choose(options).decode
     options["n_threads"] = options["n_threads_batch"] = threads
     lengths = _options.lengths(args.length or "512,2048")
     names = list(DEFAULT_METHODS) if args.method is None else _options.names(args.method)

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -27,9 +26,9 @@ def needs(config: PCDConfig) -> str | None:
     return 'cache="separate"' if config.cache == "separate" else None
 
 
-def native_params(config: PCDConfig, *, combine: bool = True) -> _bindings.Params:
-    """A setting as the library's struct; combine=False leaves the contrast to a sampler."""
-    params = _bindings.Params(combine=combine)
+def native_params(config: PCDConfig) -> _bindings.Params:
+    """A setting as the library's struct."""
+    params = _bindings.Params(combine=True)
     for field in FIELDS.values():
         setattr(params, field.name, field.to_number(getattr(config, field.name)))
     return params
@@ -48,11 +47,8 @@ class Native:
     def __init__(self, llm: llama_cpp.Llama) -> None:
         self._llm = llm
 
-    def set(self, config: PCDConfig | None, combine: bool = True) -> str | None:
+    def set(self, config: PCDConfig | None) -> str | None:
         """Put a setting in force, or (None) turn PCD off.
-
-        Args:
-            combine: False leaves the contrast to a sampler.
 
         Returns:
             None; or why PCD stays off, if an environment variable turns it off.
@@ -61,7 +57,7 @@ class Native:
             ValueError: a value is out of range.
             UnsupportedError: this model or context cannot run it, or there is no memory for it; the previous setting stays.
         """
-        params = None if config is None else ctypes.byref(native_params(config, combine=combine))
+        params = None if config is None else ctypes.byref(native_params(config))
         status, text = ask(_bindings.pcd_set, self._llm, params)
         if status == _bindings.DISABLED:
             return text
@@ -81,21 +77,21 @@ class Native:
         status, text = ask(_bindings.pcd_check, self._llm, ctypes.byref(native_params(config)))
         return None if status == _bindings.OK else text
 
-    def in_force(self, known: Sequence[PCDConfig | None]) -> tuple[PCDConfig | None, bool]:
-        """The setting in force, None while PCD is off, and whether rows are contrasted (or left to a sampler).
+    def in_force(self, known: Sequence[PCDConfig | None]) -> PCDConfig | None:
+        """The setting in force, None while PCD is off.
 
         Args:
             known: settings that it may be; the one that it is is returned itself, since the library has floats of 32 bits.
         """
         params = _bindings.Params()
         if not _bindings.pcd_get(context(self._llm), ctypes.byref(params)):
-            return None, True
+            return None
         for config in known:
             if config is not None and _numbers(native_params(config)) == _numbers(params):
-                return config, params.combine
+                return config
         values = {field.name: field.to_value(getattr(params, field.name)) for field in FIELDS.values()}
         floats = {name: float(str(np.float32(value))) for name, value in values.items() if isinstance(value, float)}
-        return PCDConfig(**{**values, **floats}), params.combine
+        return PCDConfig(**{**values, **floats})
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
@@ -148,13 +144,3 @@ class Native:
         values = {name: getattr(stats, name) for name, *_ in _bindings.Stats._fields_}
         values["last_fallback"] = _bindings.pcd_fallback_text(stats.last_fallback).decode()
         return PCDStats(**values)
-
-    def init_sampler(self, row: int) -> Any:
-        """A llama_sampler that contrasts the candidates of a row; a chain that it is added to owns it.
-
-        Raises:
-            UnsupportedError: the engine is "stock".
-        """
-        sampler = _bindings.sampler_init_pcd(context(self._llm))
-        _bindings.sampler_pcd_set_row(sampler, row)
-        return sampler

@@ -75,7 +75,7 @@ def test_an_import_that_failed_leaves_no_trace_and_may_be_tried_again(path: str,
     passes(
         f"""if True:
         import os, pypcd
-        for statement in ("import llama_cpp", "pypcd.Llama", "import llama_cpp", "from pypcd import pcd_sampler"):
+        for statement in ("import llama_cpp", "pypcd.Llama", "import llama_cpp", "from pypcd import Llama"):
             try:
                 exec(statement)
             except ImportError as error:
@@ -97,7 +97,7 @@ def test_threads_that_import_at_once_all_get_it() -> None:
         import threading
         sys.setswitchinterval(1e-5)
         statements = ["import llama_cpp", "import pypcd; pypcd.Llama", "from pypcd import engine; engine.rows",
-                      "import pypcd; pypcd.pcd_sampler", "import pypcd.decode", "import colorsys, zipapp"]
+                      "from pypcd import PCDLogits", "import pypcd.decode", "import colorsys, zipapp"]
         import pypcd
         start, failed = threading.Barrier(len(statements)), []
         def run(statement):
