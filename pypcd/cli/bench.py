@@ -17,7 +17,6 @@ from pypcd.cli._text import clean, counted, wrap
 from pypcd.decode import setting_of
 from pypcd.engine import choose_engine
 from pypcd.errors import InputError
-from pypcd.gguf import resolve_model
 from pypcd.llama import machine
 from pypcd.llama.threads import choose
 from pypcd.settings.config import PCDConfig

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd.engine import _bindings
-from pypcd.engine._calls import ask, call, context
+from pypcd.engine._calls import ask, context
 from pypcd.engine._results import PCDLogits, PCDStats
 from pypcd.errors import InputError, UnsupportedError
 from pypcd.settings.config import PCDConfig
@@ -101,20 +101,6 @@ class Native:
             yield
         finally:
             _bindings.pcd_suspend(context(self._llm), False)
-
-    def set_sequence(self, seq_id: int, config: PCDConfig | None) -> None:
-        """Give one sequence a setting of its own, or (None) no twins for its tokens. See cpp/llama-pcd.h for the rules.
-
-        Raises:
-            ValueError: the setting has a value that only the context can change.
-            UnsupportedError: the sequence has a backend sampler, or the engine is "stock".
-        """
-        params = None if config is None else ctypes.byref(native_params(config))
-        call(_bindings.pcd_set_seq, self._llm, seq_id, params)
-
-    def unset_sequence(self, seq_id: int) -> None:
-        """Let a sequence follow its context's setting again."""
-        _bindings.pcd_unset_seq(context(self._llm), seq_id)
 
     def begin_answer(self, pos: int, seq_id: int = 0) -> None:
         """An answer begins at this position, where the rows of a prompt are asked for too (min_first_entropy)."""

@@ -329,12 +329,6 @@ class Stock:
         finally:
             self._is_suspended = False
 
-    def set_sequence(self, seq_id: int, config: PCDConfig | None) -> None:
-        raise UnsupportedError(only_native("a setting for one sequence"))
-
-    def unset_sequence(self, seq_id: int) -> None:
-        pass  # it follows the context already
-
     def set_tokens(self, tokens: Sequence[int], seq_id: int = 0) -> None:
         self._texts[seq_id] = list(tokens)
         self.forget_answers(seq_id)

@@ -42,8 +42,6 @@ __all__ = ["Llama"]
 
 _T = TypeVar("_T")
 
-_SEQUENCE = Integer(0, lib.N_SEQUENCES - 1)
-
 LEFT_PLAIN = (
     "PCD is off in answers under a grammar, a JSON schema or a forced tool, where a contrast spoils values; pcd= in the call "
     "itself turns it on (docs/settings.md, Structured output)"
@@ -348,41 +346,6 @@ class Llama(llama_cpp.Llama):
             if lib.is_open(self):
                 self._apply(before)
 
-    def set_sequence_pcd(self, seq_id: int, setting: PCDSetting) -> None:
-        """Give one sequence a setting of its own, for callers who decode batches of several through `llm.ctx`.
-
-            llm = pypcd.Llama("model.gguf", pcd="window", n_seq_max=3)
-            llm.set_sequence_pcd(1, {"beta": 1, "relative_top": 0.1})
-            llm.set_sequence_pcd(2, False)                       # plain; sequence 0 follows llm.pcd
-            llama_cpp.llama_decode(llm.ctx, batch)      # tokens of all three
-
-        A sequence can have its own beta, adaptive, gamma, relative_top, min_context, min_entropy, min_first_entropy,
-        window and n_sink, and perturbation="none". They come before the context's, also before a call's `pcd=`, but
-        pcd=False turns PCD off for all. Before PCD is on, they are kept for then.
-
-        llama_memory_seq_cp(memory, a, b, -1, -1) gives b the setting of a. llama_memory_seq_rm(memory, a, -1, -1),
-        seq_keep and clear forget a setting with its sequence. Whatever starts at a position, 0 included, leaves it, as do
-        reset(), generate(), which reuses prefixes, and load_state(); embed() clears the memory.
-
-        Args:
-            seq_id: 0 to 191; higher ids are for twins.
-            setting: anything that the `pcd` argument takes; a mapping changes the setting in force. False: no twins
-                for its tokens. None: it follows `llm.pcd` again.
-
-        Raises:
-            ValueError: seq_id is out of range; or the setting differs from the context's where only the context can
-                change it. Before PCD is on, assigning `llm.pcd` raises the latter.
-            UnsupportedError: the sequence has a backend sampler.
-        """
-        seq_id = _SEQUENCE("seq_id", seq_id)
-        if setting is None:
-            lib.pcd(self).unset_sequence(seq_id)
-        else:
-            config = self._resolve(setting)
-            self._check_drafts(config)
-            lib.pcd(self).set_sequence(seq_id, config)
-        self._requires_eval = True  # the present logits were made under the old setting
-
     # -- generation ------------------------------------------------------------------------------------------------
 
     @overload  # type: ignore[override]  # llama_cpp.Llama's have no overloads
@@ -596,7 +559,7 @@ class Llama(llama_cpp.Llama):
         return state
 
     def reset(self) -> None:
-        """llama_cpp.Llama.reset. Sequences keep their settings (set_sequence_pcd)."""
+        """llama_cpp.Llama.reset; recurrent states are forgotten too."""
         if not self._keeps_state:
             super().reset()
             return
@@ -799,4 +762,10 @@ class Llama(llama_cpp.Llama):
         }
 
 
-rename(Llama, {"pcd_for": "set_sequence_pcd", "pcd_refusal": "check_pcd, which raises UnsupportedError"})
+rename(
+    Llama,
+    {
+        "set_sequence_pcd": "pcd, for all sequences of the context",
+        "pcd_refusal": "check_pcd, which raises UnsupportedError",
+    },
+)

@@ -454,8 +454,6 @@ def test_settings_that_need_the_native_engine_are_refused(setting: Any, what: st
         with pytest.raises(pypcd.UnsupportedError, match=f"{what}.* needs (the native engine|pypcd's own libllama)"):
             attempt()
     llm.pcd = before
-    with pytest.raises(pypcd.UnsupportedError, match="a setting for one sequence needs"):
-        llm.set_sequence_pcd(0, {"beta": 1})
     with pytest.raises(ValueError, match="engine is 'stok'.*'stock'"):
         pypcd.Llama(tiny("llama"), engine="stok")
     assert llm.pcd == before
