@@ -34,10 +34,6 @@ def native_params(config: PCDConfig) -> _bindings.Params:
     return params
 
 
-def _numbers(params: _bindings.Params) -> list[float]:
-    return [getattr(params, field.name) for field in FIELDS.values()]
-
-
 class Native:
     """PCD in the context of one model. It has no state of its own: the library has it all. Stock has the same functions.
 
@@ -76,22 +72,6 @@ class Native:
         """Why this model or context cannot run a setting, in a sentence; None if it can. Nothing changes; memory is not asked for."""
         status, text = ask(_bindings.pcd_check, self._llm, ctypes.byref(native_params(config)))
         return None if status == _bindings.OK else text
-
-    def in_force(self, known: Sequence[PCDConfig | None]) -> PCDConfig | None:
-        """The setting in force, None while PCD is off.
-
-        Args:
-            known: settings that it may be; the one that it is is returned itself, since the library has floats of 32 bits.
-        """
-        params = _bindings.Params()
-        if not _bindings.pcd_get(context(self._llm), ctypes.byref(params)):
-            return None
-        for config in known:
-            if config is not None and _numbers(native_params(config)) == _numbers(params):
-                return config
-        values = {field.name: field.to_value(getattr(params, field.name)) for field in FIELDS.values()}
-        floats = {name: float(str(np.float32(value))) for name, value in values.items() if isinstance(value, float)}
-        return PCDConfig(**{**values, **floats})
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:

@@ -318,9 +318,6 @@ class Stock:
             self._second.close()
         self._second = None
 
-    def in_force(self, known: Sequence[PCDConfig | None]) -> PCDConfig | None:
-        return self._config
-
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
         self._is_suspended = True

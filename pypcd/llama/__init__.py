@@ -248,8 +248,6 @@ class Llama(llama_cpp.Llama):
         PCDConfig.cache) stay while PCD is off, so that switching costs nothing; a setting that needs none frees them.
         A change holds whole or not at all: after an exception the former setting is in force.
         """
-        if lib.is_open(self):
-            self._read_back()
         return self._pcd
 
     @pcd.setter
@@ -316,22 +314,13 @@ class Llama(llama_cpp.Llama):
 
     def _apply(self, config: PCDConfig | None) -> None:
         self._check_drafts(config)
-        self._read_back()
         if config == self._pcd:
             return
-        try:
-            disabled = lib.pcd(self).set(config)
-        finally:
-            self._read_back(config)
+        disabled = lib.pcd(self).set(config)
+        self._pcd = None if disabled else config
+        self._requires_eval = True  # the present logits were made under the old setting
         if disabled:
             lib.logger.warning("PCD stays off: %s", disabled)
-
-    def _read_back(self, config: PCDConfig | None = None) -> None:
-        """The library knows what is in force, whatever an exception left undone."""
-        before = self._pcd
-        self._pcd = lib.pcd(self).in_force((config, self._pcd))
-        if self._pcd != before:
-            self._requires_eval = True  # the present logits were made under the old setting
 
     @contextlib.contextmanager
     def _pcd_set_to(self, config: PCDConfig | None) -> Iterator[None]:
