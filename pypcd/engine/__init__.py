@@ -19,7 +19,7 @@ from pypcd import library
 library.check()  # first: it reports a wrong or missing library
 
 # isort: split
-from pypcd.engine import _amx, _log, _stock
+from pypcd.engine import _log, _stock
 from pypcd.engine._amx import *
 from pypcd.engine._attention import *
 from pypcd.engine._bindings import is_native as is_native
@@ -39,4 +39,3 @@ from pypcd.engine._tensors import *
 
 _log.install()  # llama.cpp's log callback, before anything is logged
 _stock.watch()
-_amx.install_amx()  # what was found out earlier, for every model of this process

@@ -47,19 +47,12 @@ class AMX(NamedTuple):
     why: str
 
 
-def install_amx() -> None:
-    """What is known without a probe, put in force when the library has just been loaded.
+def configure_amx() -> AMX:
+    """Decide whether models use AMX, put that in force and say why. Runs the probe if nothing is known.
 
     Raises:
         ValueError: PYPCD_AMX has another value than 0 and 1.
     """
-    forced = _forced()
-    if _bindings.is_native():
-        _bindings.pcd_set_amx(_remembered() == _RIGHT if forced is None else forced)
-
-
-def configure_amx() -> AMX:
-    """Decide whether models use AMX, put that in force and say why. Runs the probe if nothing is known."""
     forced, missing = _forced(), _missing()
     if missing:
         state = AMX(False, False, missing)
