@@ -11,7 +11,7 @@ import c_functions
 import llama_cpp
 import numpy as np
 import pytest
-from batches import OK, Native, Setting, ask, decode_batch, decode_in, set_seq, turn_off, turn_on
+from batches import OK, Native, Setting, ask, decode_batch, decode_in, read, set_seq, turn_off, turn_on
 from conftest import TOKENS, Tiny, run_python
 from preload import needs_preload
 
@@ -65,6 +65,23 @@ def test_nor_one_that_was_copied_there_while_pcd_is_on(native: Native) -> None:
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("combine", [True, False])
+def test_a_contrasted_row_lives_until_the_next_decode(combine: bool, native: Native) -> None:
+    context = native("llama")
+    params = c_functions.pcd_default_params()
+    params.combine = combine
+    assert _native.pcd_set(context.ctx, ctypes.byref(params), None, 0) == _native.OK
+    decode_in([context], TOKENS[:9], out=[7, 8])
+    pointers = [_native.pcd_get_logits_ith(context.ctx, i, _native.ROW_CONTRASTED) for i in (7, 8)]
+    first, second = (read(pointer, context.n_vocab) for pointer in pointers)
+    for i in (7, 8):
+        _native.pcd_get_strength_ith(context.ctx, i)
+        _native.pcd_get_logits_ith(context.ctx, i, _native.ROW_CONTRASTED)
+    assert not np.array_equal(first, second)
+    assert np.array_equal(read(pointers[0], context.n_vocab), first)
+    assert np.array_equal(read(pointers[1], context.n_vocab), second)
+
+
 def test_the_rows_of_a_long_prompt_are_freed(native: Native) -> None:
     context, n = native("llama", {}), 60
     row = 4 * context.n_vocab
@@ -85,6 +102,17 @@ def test_the_rows_of_a_long_prompt_are_freed(native: Native) -> None:
     turn_off(context)
     _native.pcd_trim(context.ctx)
     assert row_bytes() == 0 and not _native.pcd_get_logits_ith(context.ctx, 5, _native.ROW_STANDARD)
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_offset_between_limits_that_are_turned_around_is_none() -> None:
+    assert c_functions.pcd_offset(1, 2, 1, 0) == 0
+    assert c_functions.pcd_offset(1, 2, 2**31 - 1, -(2**31)) == 0
+    assert {c_functions.pcd_offset(1, i, -1, 1) for i in range(50)} == {-1, 0, 1}
+    widest = [c_functions.pcd_offset(1, i, -(2**31), 2**31 - 1) for i in range(50)]
+    assert min(widest) < -(2**29) and max(widest) > 2**29
 
 
 # -- models that do not exist yet --------------------------------------------------------------------------------------
@@ -205,3 +233,83 @@ def test_what_only_the_stock_engine_evaluates_is_refused_and_none_chooses_it(
             attempt()
     assert llm.pcd == pypcd.PCDConfig()
     assert load(tiny("llama"), setting).engine == "stock"
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+FAILING = """
+import ctypes, sys
+import pypcd
+import llama_cpp, numpy as np
+
+fail_at = ctypes.CDLL(sys.argv[2]).preload_fail_at
+fail_at.restype, fail_at.argtypes = ctypes.c_long, [ctypes.c_long]
+before, after = eval(sys.argv[3])
+text = list(range(3, 33))
+
+
+def new(pcd):
+    return pypcd.Llama(sys.argv[1], pcd=pcd, n_ctx=256, n_batch=64, n_threads=1, n_threads_batch=1, flash_attn=False,
+                       type_k=0, type_v=0, n_gpu_layers=0)
+
+
+def rows(llm, n):
+    llm.eval(text[llm.n_tokens : n])
+    if llm.pcd is None:
+        return (np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llm.ctx, -1), shape=(llm.n_vocab(),)).copy(),)
+    got = llm.pcd_logits()
+    return got.standard, got.local
+
+
+wanted = {}
+for name, setting in (("before", before), ("after", after)):
+    llm = new(setting)
+    wanted[name] = llm.pcd, rows(llm, 21)
+    llm.close()
+n_failed, n = 0, 0
+while True:
+    llm = new(before)
+    llm.eval(text[:20])
+    fail_at(n)
+    try:
+        llm.pcd = after
+    except (pypcd.PCDError, MemoryError):
+        failed = True
+    else:
+        failed = False
+    done = fail_at(-1) >= 0
+    n_failed += failed
+    pcd, expected = wanted["before" if failed else "after"]
+    assert llm.pcd == pcd, (n, failed, llm.pcd)
+    for row, right in zip(rows(llm, 21), expected):
+        assert abs(row - right).max() < 1e-3, (n, failed, abs(row - right).max())
+    llm.pcd = after  # now that there is memory
+    assert llm.pcd == wanted["after"][0]
+    llm.eval(text[21:22])
+    llm.close()
+    if done:
+        break
+    n += 1 + n // 8
+assert n_failed > 1, n_failed
+print("ok")
+"""
+
+
+@needs_preload
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (False, {}),
+        ({}, {"cache": "shared"}),
+        ({}, {"type_k_over": "f16", "alpha": 0.4}),
+        ({"cache": "shared"}, {"alpha": 0.4}),
+        ({"perturbation": "none", "window": 8}, {"cache": "shared", "perturbation": "noise"}),
+    ],
+    ids=str,
+)
+def test_whichever_allocation_fails_a_change_holds_whole_or_not_at_all(
+    before: Any, after: Any, tiny: Tiny, preload: Path
+) -> None:
+    before, after = (one if one is False else pypcd.PCDConfig(**one).as_dict() for one in (before, after))
+    done = run_python(FAILING, tiny("llama"), preload, repr((before, after)), LD_PRELOAD=str(preload))
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr

@@ -1,10 +1,13 @@
-// For LD_PRELOAD, before libllama and ggml (tests/support/preload.py): graphs that no architecture has yet; PRELOAD_GRAPHS says which.
-// Knows nothing of PCD.
+// For LD_PRELOAD, before libllama and ggml (tests/support/preload.py): has the n-th allocation of a thread fail, shows graphs that no
+// architecture has yet, and counts the plans that ggml makes for graphs. Knows nothing of PCD.
 
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
+#include <new>
 
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
 #include "ggml.h"
 
 // the function that stands behind one of ours
@@ -18,6 +21,53 @@ static F behind(F /*ours*/, const char * name) {
     }
     return (F) res;
 }
+
+//
+// allocations that fail
+//
+
+static thread_local long left = -1; // until one fails; negative: none does
+
+// the n-th from now on (0: the next one; negative: none); returns how many are left of the former number
+extern "C" long preload_fail_at(long n) {
+    const long res = left;
+    left = n;
+    return res;
+}
+
+static bool fails() {
+    return left >= 0 && left-- == 0;
+}
+
+void * operator new(size_t n) {
+    void * res = fails() ? nullptr : malloc(n);
+    if (!res) {
+        throw std::bad_alloc();
+    }
+    return res;
+}
+
+void operator delete(void * p) noexcept {
+    free(p);
+}
+
+void operator delete(void * p, size_t /*n*/) noexcept {
+    free(p);
+}
+
+ggml_backend_buffer_t ggml_backend_alloc_ctx_tensors_from_buft(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
+    static const auto next = behind(ggml_backend_alloc_ctx_tensors_from_buft, __func__);
+    return fails() ? nullptr : next(ctx, buft);
+}
+
+bool ggml_backend_sched_reserve(ggml_backend_sched_t sched, ggml_cgraph * graph) {
+    static const auto next = behind(ggml_backend_sched_reserve, __func__);
+    return !fails() && next(sched, graph);
+}
+
+//
+// graphs; PRELOAD_GRAPHS says which
+//
 
 static bool wants(const char * what) {
     const char * value = getenv("PRELOAD_GRAPHS");

@@ -1,4 +1,4 @@
-"""A process in which graphs are others: preload.cpp, put before ggml by LD_PRELOAD."""
+"""A process in which allocations fail, or graphs are others: preload.cpp, put before ggml by LD_PRELOAD."""
 
 from __future__ import annotations
 
