@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pypcd.errors import LibraryError, ModelError, PCDError, RPCError, UnsupportedError
     from pypcd.integrations.install import install, uninstall
     from pypcd.llama import Llama
+    from pypcd.llama.sampler import pcd_sampler
     from pypcd.settings.config import PCDConfig, PCDFields, PCDSetting
 else:  # unseen by type checkers, to which any name would be one of pypcd's
 
@@ -47,6 +48,7 @@ __all__ = [
     "RPCError",
     "UnsupportedError",
     "install",
+    "pcd_sampler",
     "uninstall",
 ]
 
@@ -64,6 +66,7 @@ _HOME_OF = {
     "RPCError": "errors",
     "UnsupportedError": "errors",
     "install": "integrations.install",
+    "pcd_sampler": "llama.sampler",
     "uninstall": "integrations.install",
 }
 
@@ -78,9 +81,9 @@ _MOVED = {
     "measure": "bench",
     "method": "settings.formula",
     "methods": "decode",
-    "pcd_sampler": "Llama itself: with PCD on, its rows are contrasted, and any sampler chain takes them",
     "prompt_cache": "decode.prompt_cache",
     "rho": "settings.formula.rho",
+    "sampler": "llama.sampler",
     "strength": "settings.formula.strength",
 }
 

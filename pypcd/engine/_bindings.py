@@ -26,7 +26,7 @@ class Params(ctypes.Structure):
 
     _fields_ = [
         *((field.name, ctypes.c_float if field.is_float else ctypes.c_int32) for field in FIELDS.values()),
-        ("combine", ctypes.c_bool),  # always True: rows are contrasted
+        ("combine", ctypes.c_bool),
     ]
 
 
@@ -85,4 +85,6 @@ pcd_set_eval_callback = bind(
     ctypes.c_char_p,
     ctypes.c_size_t,
 )
+sampler_init_pcd = bind("llama_sampler_init_pcd", llama_cpp.llama_sampler_p_ctypes, ctx_p)
+sampler_pcd_set_row = bind("llama_sampler_pcd_set_row", None, llama_cpp.llama_sampler_p_ctypes, ctypes.c_int32)
 pcd_set_amx = bind("llama_pcd_set_amx", None, ctypes.c_bool)

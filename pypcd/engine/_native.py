@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -26,9 +27,9 @@ def needs(config: PCDConfig) -> str | None:
     return 'cache="separate"' if config.cache == "separate" else None
 
 
-def native_params(config: PCDConfig) -> _bindings.Params:
-    """A setting as the library's struct."""
-    params = _bindings.Params(combine=True)
+def native_params(config: PCDConfig, *, combine: bool = True) -> _bindings.Params:
+    """A setting as the library's struct; combine=False leaves the contrast to a sampler."""
+    params = _bindings.Params(combine=combine)
     for field in FIELDS.values():
         setattr(params, field.name, field.to_number(getattr(config, field.name)))
     return params
@@ -43,8 +44,11 @@ class Native:
     def __init__(self, llm: llama_cpp.Llama) -> None:
         self._llm = llm
 
-    def set(self, config: PCDConfig | None) -> str | None:
+    def set(self, config: PCDConfig | None, combine: bool = True) -> str | None:
         """Put a setting in force, or (None) turn PCD off.
+
+        Args:
+            combine: False leaves the contrast to a sampler.
 
         Returns:
             None; or why PCD stays off, if an environment variable turns it off.
@@ -53,7 +57,7 @@ class Native:
             ValueError: a value is out of range.
             UnsupportedError: this model or context cannot run it, or there is no memory for it; the previous setting stays.
         """
-        params = None if config is None else ctypes.byref(native_params(config))
+        params = None if config is None else ctypes.byref(native_params(config, combine=combine))
         status, text = ask(_bindings.pcd_set, self._llm, params)
         if status == _bindings.DISABLED:
             return text
@@ -110,3 +114,13 @@ class Native:
         values = {name: getattr(stats, name) for name, *_ in _bindings.Stats._fields_}
         values["last_fallback"] = _bindings.pcd_fallback_text(stats.last_fallback).decode()
         return PCDStats(**values)
+
+    def init_sampler(self, row: int) -> Any:
+        """A llama_sampler that contrasts the candidates of a row; a chain that it is added to owns it.
+
+        Raises:
+            UnsupportedError: the engine is "stock".
+        """
+        sampler = _bindings.sampler_init_pcd(context(self._llm))
+        _bindings.sampler_pcd_set_row(sampler, row)
+        return sampler

@@ -266,13 +266,15 @@ class Stock:
 
     # -- the setting ---------------------------------------------------------------------------------------------------
 
-    def set(self, config: PCDConfig | None) -> str | None:
+    def set(self, config: PCDConfig | None, combine: bool = True) -> str | None:
         if config is not None and os.environ.get("PYPCD_DISABLE", "") not in ("", "0"):
             self._config = None
             return "PYPCD_DISABLE is set in the environment"
         refusal = None if config is None else self.refusal(config)
         if config is not None and refusal is not None:
             raise UnsupportedError(f"PCD ({config.describe()}) cannot run here: {refusal}")
+        if not combine:
+            raise UnsupportedError(only_native("a sampler that contrasts"))
         if config is not None and _rotates(config, "separate"):
             self._open_second(config)
         is_ours = _rotates(config) and not _rotates(config, "separate")
@@ -383,6 +385,9 @@ class Stock:
             second_bytes=self._keys.memory.n_bytes + (self._second.n_bytes if self._second else 0),
             row_bytes=sum(array.nbytes for array in arrays if array is not None),
         )
+
+    def init_sampler(self, row: int) -> Any:
+        raise UnsupportedError(only_native("a sampler that contrasts"))
 
     # -- answers (min_first_entropy), by the rules of llama_pcd_begin() in cpp/llama-pcd.h -----------------------------
 

@@ -126,6 +126,7 @@ class Llama(llama_cpp.Llama):
         self._lock = lock.ModelLock(self)
         # the setting
         self._pcd: PCDConfig | None = None
+        self._combines = True  # False once a sampler does the contrast
         self._call_has_pcd = False  # the setting in force is that of the call itself
         # the cache and its rows
         self._n_changes = 0  # of the cache, by eval() and load_state()
@@ -312,12 +313,13 @@ class Llama(llama_cpp.Llama):
                 "draft_model to None, or leave PCD off"
             )
 
-    def _apply(self, config: PCDConfig | None) -> None:
+    def _apply(self, config: PCDConfig | None, combine: bool = True) -> None:
+        """Put a setting in force; combine=False leaves the contrast to a sampler."""
         self._check_drafts(config)
-        if config == self._pcd:
+        if (config, combine) == (self._pcd, self._combines):
             return
-        disabled = lib.pcd(self).set(config)
-        self._pcd = None if disabled else config
+        disabled = lib.pcd(self).set(config, combine)
+        self._pcd, self._combines = None if disabled else config, combine
         self._requires_eval = True  # the present logits were made under the old setting
         if disabled:
             lib.logger.warning("PCD stays off: %s", disabled)
@@ -325,7 +327,7 @@ class Llama(llama_cpp.Llama):
     @contextlib.contextmanager
     def _pcd_set_to(self, config: PCDConfig | None) -> Iterator[None]:
         """A block under this setting. Second keys stay."""
-        before, was_asked = self._pcd, self._call_has_pcd
+        before, was_asked = (self._pcd, self._combines), self._call_has_pcd
         self._apply(config)
         self._call_has_pcd = True
         try:
@@ -333,7 +335,7 @@ class Llama(llama_cpp.Llama):
         finally:
             self._call_has_pcd = was_asked
             if lib.is_open(self):
-                self._apply(before)
+                self._apply(*before)
 
     # -- generation ------------------------------------------------------------------------------------------------
 
@@ -455,7 +457,15 @@ class Llama(llama_cpp.Llama):
     def generate(  # type: ignore[override]
         self, tokens: Sequence[int], *args: Any, pcd: PCDSetting = None, **kwargs: Unpack[options.Generation]
     ) -> Generator[int, Sequence[int] | None, None]:
-        """llama_cpp.Llama.generate, with a PCD setting of its own if one is given."""
+        """llama_cpp.Llama.generate, with a PCD setting of its own if one is given.
+
+        Raises:
+            PCDError: a pcd_sampler() does the contrast, so these tokens would be plain ones.
+        """
+        if pcd is None and self._pcd is not None and not self._combines:
+            raise PCDError(
+                "a pcd_sampler does the contrast in its own chain; assign llm.pcd again to generate with PCD"
+            )
         self._check_drafts(self._pcd)  # it may have been assigned meanwhile
         is_asked = pcd is not None or self._call_has_pcd or self._pcd is None
         generate = super().generate
@@ -678,7 +688,8 @@ class Llama(llama_cpp.Llama):
     def _note(self, token: int, at: int) -> None:
         """Count a token of the answer, sampled from row `at`, in last_answer."""
         if not self._answer.n_tokens:
-            self._answer = PCDAnswer(self._pcd, n_prompt=self.n_tokens)
+            setting = self._pcd if self._combines else None
+            self._answer = PCDAnswer(setting, n_prompt=self.n_tokens)
         rows = None if self._answer.setting is None else lib.pcd(self).logits(at)
         self._answer = self._answer.with_token(token, rows)
 

@@ -18,11 +18,13 @@ import pytest
 from batches import (
     CACHES,
     EVALUATIONS,
+    OK,
     Native,
     Setting,
     check_seen,
     decode_batch,
     read,
+    set_seq,
     turn_off,
     turn_on,
 )
@@ -199,10 +201,11 @@ def test_rows_are_plain_if_their_entropy_is_low_and_the_references_if_not(
         assert stats.n_twins == n
 
 
+@pytest.mark.parametrize("combine", [True, False])
 @pytest.mark.parametrize("evaluation", WAYS)
 @pytest.mark.parametrize("cache", CACHES)
-def test_rows_of_one_batch_are_judged_one_by_one(cache: str, evaluation: str, native: Native) -> None:
-    """As guesses of a draft model are."""
+def test_rows_of_one_batch_are_judged_one_by_one(cache: str, evaluation: str, combine: bool, native: Native) -> None:
+    """As guesses of a draft model are. With combine = false all of them read plain, and the contrast is asked for."""
     stock, n = native("llama"), 20
     entries = [(TOKENS[p], p, [0], p >= 10) for p in range(10 + n)]
     assert decode_batch(stock, entries) == 0
@@ -210,6 +213,7 @@ def test_rows_of_one_batch_are_judged_one_by_one(cache: str, evaluation: str, na
     least = between([bits(row) for row in plain])
     setting: Setting = {"cache": cache, "evaluation": evaluation, "min_entropy": least}
     context = native("llama", setting)
+    assert set_seq(context, 0, {**setting, "combine": combine}) == OK
     assert decode_batch(context, entries) == 0
     for i, row in enumerate(plain, 10):
         contrasted = context.row(i, _native.ROW_CONTRASTED)
@@ -220,7 +224,7 @@ def test_rows_of_one_batch_are_judged_one_by_one(cache: str, evaluation: str, na
             close(contrasted, row, context.limit)
         else:
             assert _native.pcd_get_strength_ith(context.ctx, i) == 2.5 and np.isfinite(contrasted).sum() == 30
-        if sure:
+        if sure or not combine:
             close(context.seen(i), row, context.limit)
         else:
             check_seen(context, i, {})

@@ -429,6 +429,8 @@ def test_settings_that_need_the_native_engine_are_refused(setting: Any, what: st
         with pytest.raises(pypcd.UnsupportedError, match=f"{what}.* needs (the native engine|pypcd's own libllama)"):
             attempt()
     llm.pcd = before
+    with pytest.raises(pypcd.UnsupportedError, match="a sampler that contrasts needs"):
+        pypcd.pcd_sampler(llm)
     with pytest.raises(ValueError, match="engine is 'stok'.*'stock'"):
         pypcd.Llama(tiny("llama"), engine="stok")
     assert llm.pcd == before

@@ -61,7 +61,6 @@ def test_errors_are_caught_by_their_ordinary_types() -> None:
     ("of", "old", "new"),
     [
         (pypcd, "contrast", "pypcd.settings.formula.contrast"),
-        (pypcd, "pcd_sampler", "pypcd.Llama itself"),
         (pypcd, "methods", "pypcd.decode"),
         (pypcd.Llama, "set_sequence_pcd", "Llama.pcd"),
         (pypcd.Llama, "pcd_refusal", "Llama.check_pcd"),

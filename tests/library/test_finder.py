@@ -75,7 +75,7 @@ def test_an_import_that_failed_leaves_no_trace_and_may_be_tried_again(path: str,
     passes(
         f"""if True:
         import os, pypcd
-        for statement in ("import llama_cpp", "pypcd.Llama", "import llama_cpp", "from pypcd import Llama"):
+        for statement in ("import llama_cpp", "pypcd.Llama", "import llama_cpp", "from pypcd import pcd_sampler"):
             try:
                 exec(statement)
             except ImportError as error:
@@ -89,3 +89,25 @@ def test_an_import_that_failed_leaves_no_trace_and_may_be_tried_again(path: str,
             {IS_OURS}""",
         LLAMA_CPP_LIB_PATH=path,
     )
+
+
+def test_threads_that_import_at_once_all_get_it() -> None:
+    """Not with a submodule of llama_cpp among them: then Python itself may report a deadlock, also without pypcd."""
+    passes(f"""if True:
+        import threading
+        sys.setswitchinterval(1e-5)
+        statements = ["import llama_cpp", "import pypcd; pypcd.Llama", "from pypcd import engine; engine.rows",
+                      "import pypcd; pypcd.pcd_sampler", "import pypcd.decode", "import colorsys, zipapp"]
+        import pypcd
+        start, failed = threading.Barrier(len(statements)), []
+        def run(statement):
+            start.wait()
+            try:
+                exec(statement)
+            except BaseException as error:
+                failed.append((statement, repr(error)))
+        threads = [threading.Thread(target=run, args=(s,), daemon=True) for s in statements]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join(60)
+        assert not failed and not any(thread.is_alive() for thread in threads), failed
+        {IS_OURS}""")

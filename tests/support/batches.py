@@ -175,9 +175,12 @@ def turn_off(context: Context) -> None:
 
 
 def set_seq(context: Context, seq: int, setting: Setting | None) -> tuple[int, str]:
+    """llama_pcd_set_seq; a `combine` that is not in PCDConfig may be among the fields."""
     error, params = ctypes.create_string_buffer(500), None
     if setting is not None:
-        params = ctypes.byref(native_params(pypcd.PCDConfig(**setting)))
+        combine = setting.get("combine", True)
+        fields = {name: value for name, value in setting.items() if name != "combine"}
+        params = ctypes.byref(native_params(pypcd.PCDConfig(**fields), combine=combine))
     return c_functions.pcd_set_seq(context.ctx, seq, params, error, 500), error.value.decode()
 
 
