@@ -50,7 +50,7 @@ def tap(llm: Llama, names: Sequence[str], look: Callable[[str, Floats, int], obj
     """
     if isinstance(names, str) or not all(names) or not names:
         raise InputError(f"names is {names!r}; allowed: one or more prefixes of tensor names, such as ['l_out']")
-    base = engine.ggml_base()
+    base = engine.ggml
     seen: Tapped = {}
     failed: list[BaseException] = []
 

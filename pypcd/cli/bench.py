@@ -15,9 +15,8 @@ from pypcd.cli import _options, _table, _terminal
 from pypcd.cli._text import counted
 from pypcd.decode import setting_of
 from pypcd.engine import choose_engine
-from pypcd.gguf import resolve_model
 from pypcd.llama import machine
-from pypcd.llama.threads import choose, width_of
+from pypcd.llama.threads import choose
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     options = _options.machine_options(args)
-    threads = args.threads or choose(width_of(resolve_model(args.model), options)).decode
+    threads = args.threads or choose(options).decode
     options["n_threads"] = options["n_threads_batch"] = threads
     if args.flash_attn is not None:
         options["flash_attn"] = args.flash_attn == "on"

@@ -15,12 +15,11 @@ from pypcd.bench import placements, self_test
 from pypcd.cli import _loading, _options, _terminal
 from pypcd.find.heads import heads_of
 from pypcd.gguf import DEMO_MODEL, read_gguf, resolve_model
+from pypcd.llama import threads as threads_module
 from pypcd.llama.machine import devices, total_memory
-from pypcd.llama.threads import best_threads, width_of
 from pypcd.settings import formula
 
 _IDLE = "found: there is none, or its driver is missing or older than this build needs; models run on the devices above"
-_WIDTH = 2048  # of a model of about 1B parameters
 _GIB = 2**30
 
 
@@ -35,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     path = resolve_model(args.model) if args.model else None
-    record: dict[str, Any] = {"library": library_facts(), "machine": machine_facts(path)}
+    record: dict[str, Any] = {"library": library_facts(), "machine": machine_facts()}
     tested = path or (str(DEMO_MODEL) if DEMO_MODEL.exists() else None)
     if tested and (path or not args.no_test):
         llm = _loading.open_model(tested, n_ctx=512, rpc_servers=args.rpc)
@@ -68,13 +67,9 @@ def library_facts() -> dict[str, Any]:
     }
 
 
-def machine_facts(path: str | None) -> dict[str, Any]:
-    """What models are computed on here, and with how many threads.
-
-    Args:
-        path: the model that the number of threads is for; None: one of the usual width.
-    """
-    threads = best_threads(width_of(path, {"n_gpu_layers": 0}) if path else _WIDTH)
+def machine_facts() -> dict[str, Any]:
+    """What models are computed on here, and with how many threads."""
+    threads = threads_module.choose({"n_gpu_layers": 0})
     amx, backends = engine.configure_amx(), engine.backends()
     return {
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",

@@ -19,7 +19,7 @@ from pypcd import library
 library.check()  # first: it reports a wrong or missing library
 
 # isort: split
-from pypcd.engine import _amx, _log, _stock
+from pypcd.engine import _log, _stock
 from pypcd.engine._amx import *
 from pypcd.engine._attention import *
 from pypcd.engine._bindings import is_native as is_native
@@ -34,10 +34,8 @@ from pypcd.engine._pcd import *
 from pypcd.engine._results import *
 from pypcd.engine._rotation import eval_callback as eval_callback
 from pypcd.engine._rpc import *
-from pypcd.engine._speed import *
 from pypcd.engine._stack import *
 from pypcd.engine._tensors import *
 
 _log.install()  # llama.cpp's log callback, before anything is logged
 _stock.watch()
-_amx.install_amx()  # what was found out earlier, for every model of this process

@@ -27,6 +27,7 @@ from pypcd.gguf import DEMO_MODEL
 __all__ = ["choose_extra_bufts", "configure_amx"]
 
 _VARIABLE = "PYPCD_AMX"
+_LIB = pathlib.Path(llama_cpp.__file__).parent / "lib"
 _PROBE = pathlib.Path(__file__).with_name("_amx_probe.py")
 _SECONDS = 30.0  # it takes one on an idle machine
 _RIGHT = "right"
@@ -46,20 +47,21 @@ class AMX(NamedTuple):
     why: str
 
 
-def install_amx() -> None:
-    """What is known without a probe, put in force when the library has just been loaded.
+def configure_amx() -> AMX:
+    """Decide whether models use AMX, put that in force and say why. Runs the probe if nothing is known.
 
     Raises:
         ValueError: PYPCD_AMX has another value than 0 and 1.
     """
-    forced = _forced()
-    if _bindings.is_native():
-        _bindings.pcd_set_amx(_remembered().get(_key()) == _RIGHT if forced is None else forced)
-
-
-def configure_amx() -> AMX:
-    """Decide whether models use AMX, put that in force and say why. Runs the probe if nothing is known."""
-    state = _state()
+    forced, missing = _forced(), _missing()
+    if missing:
+        state = AMX(False, False, missing)
+    elif forced is not None:
+        state = AMX(True, forced, f"{_VARIABLE} is {int(forced)}")
+    elif (verdict := _verdict()) == _RIGHT:
+        state = AMX(True, True, "its products are right")
+    else:
+        state = AMX(True, False, f"{verdict}; {_REMEDY}")
     if _bindings.is_native():
         _bindings.pcd_set_amx(state.on)
     if state.exists and not state.on:
@@ -84,16 +86,6 @@ def _say_once(why: str) -> None:
     logger.info("AMX is off: %s", why)
 
 
-def _state() -> AMX:
-    forced = _forced()
-    if not _has_amx():
-        return AMX(False, False, _why_none())
-    if forced is not None:
-        return AMX(True, forced, f"{_VARIABLE} is {int(forced)}")
-    verdict = _verdict()
-    return AMX(True, True, "its products are right") if verdict == _RIGHT else AMX(True, False, f"{verdict}; {_REMEDY}")
-
-
 def _forced() -> bool | None:
     value = os.environ.get(_VARIABLE, "")
     if value not in ("", "0", "1"):
@@ -101,53 +93,44 @@ def _forced() -> bool | None:
     return bool(int(value)) if value else None
 
 
-def _in_cpu() -> bool:
-    with contextlib.suppress(OSError):  # not Linux: ggml uses AMX on Linux only
-        return " amx_int8" in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    return False
-
-
-def _has_amx() -> bool:
-    """In the CPU and in this build of ggml."""
-    return _in_cpu() and b"AMX_INT8 = 1" in llama_cpp.llama_print_system_info()
-
-
-def _why_none() -> str:
-    has_other = f"this build of llama-cpp-python has none, but this CPU does; {_REMEDY}"
-    return has_other if _in_cpu() else "this CPU has none"
+def _missing() -> str:
+    """Why there is no AMX; empty if there is."""
+    cpu = pathlib.Path("/proc/cpuinfo")  # ggml uses AMX on Linux only
+    if not (cpu.exists() and " amx_int8" in cpu.read_text(encoding="utf-8")):
+        return "this CPU has none"
+    if b"AMX_INT8 = 1" in llama_cpp.llama_print_system_info():
+        return ""
+    return f"this build of llama-cpp-python has none, but this CPU does; {_REMEDY}"
 
 
 def _key() -> str:
-    """The library with the kernels, as it is now; empty if there is no such file."""
-    path = pathlib.Path(llama_cpp.__file__).parent / "lib" / "libggml-cpu.so"
-    with contextlib.suppress(OSError):
-        status = path.stat()
-        return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
+    """The files with the kernels, as they are now."""
+    stats = [(path, path.stat()) for path in sorted(_LIB.glob("libggml-cpu*"))]
+    return " ".join(f"{path} {one.st_size} {one.st_mtime_ns}" for path, one in stats)
+
+
+def _remembered() -> str:
+    """What was found of these files; empty if nothing was."""
+    with contextlib.suppress(OSError, ValueError):  # no file, no home, or not as it was written
+        key, verdict = _file().read_text(encoding="utf-8").splitlines()
+        return verdict if key == _key() else ""
     return ""
 
 
 def _file() -> pathlib.Path:
-    return files.cache() / "amx.json"
-
-
-def _remembered() -> dict[str, str]:
-    known = None
-    with contextlib.suppress(OSError, ValueError):  # no file, or no home; cut off
-        known = files.parsed(_file().read_text(encoding="utf-8"))
-    return {k: v for k, v in known.items() if isinstance(v, str)} if isinstance(known, dict) else {}
+    return files.cache() / "amx.txt"
 
 
 @functools.cache
 def _verdict() -> str:
-    """What the probe says, or has said of this file before."""
-    key = _key()
-    if key and (known := _remembered().get(key)):
+    """What the probe says, or has said of these files before."""
+    if known := _remembered():
         return known
     verdict, is_certain = _probe()
-    if is_certain and key:
+    if is_certain:
         with contextlib.suppress(OSError):  # what cannot be remembered is probed again
             _file().parent.mkdir(parents=True, exist_ok=True)
-            files.write(_file(), files.json_text({**_remembered(), key: verdict}, indent=1))
+            files.write(_file(), f"{_key()}\n{verdict}\n")
     return verdict
 
 

@@ -23,7 +23,7 @@ from pypcd.engine._calls import call, context, positions_by_cell, stock
 from pypcd.engine._context import decode
 from pypcd.engine._handles import is_open
 from pypcd.engine._rotation import watch_of
-from pypcd.engine._tensors import TYPES, Tensor, contents, ggml_base, op_number, raw, strided
+from pypcd.engine._tensors import TYPES, Tensor, contents, ggml, op_number, raw, strided
 from pypcd.errors import UnsupportedError
 
 __all__ = ["attention", "watched"]
@@ -189,7 +189,7 @@ def _keys(address: int, begin: int, end: int) -> Floats:
     if kind := TYPES.get(head.type):
         data = raw(address, begin * head.nb[1], (n - 1) * head.nb[1] + (n_kv - 1) * head.nb[2] + width * head.nb[0])
         return strided(data, (n_kv, n, width), (head.nb[2], head.nb[1], head.nb[0]), kind)
-    traits = _Traits.from_address(ggml_base().ggml_get_type_traits(head.type))
+    traits = _Traits.from_address(ggml.ggml_get_type_traits(head.type))
     out = np.empty((n_kv, n, width), np.float32)
     size = width // traits.blck_size * traits.type_size  # of one head's key
     data = raw(address, begin * head.nb[1], (n - 1) * head.nb[1] + (n_kv - 1) * head.nb[2] + size)

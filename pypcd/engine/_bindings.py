@@ -67,19 +67,8 @@ def _missing(name: str, *_: object) -> NoReturn:
 
 
 pcd_set = bind("llama_pcd_set", ctypes.c_int32, ctx_p, ctypes.POINTER(Params), ctypes.c_char_p, ctypes.c_size_t)
-pcd_get = bind("llama_pcd_get", ctypes.c_bool, ctx_p, ctypes.POINTER(Params))
 pcd_trim = bind("llama_pcd_trim", None, ctx_p)
 pcd_check = bind("llama_pcd_check", ctypes.c_int32, ctx_p, ctypes.POINTER(Params), ctypes.c_char_p, ctypes.c_size_t)
-pcd_set_seq = bind(
-    "llama_pcd_set_seq",
-    ctypes.c_int32,
-    ctx_p,
-    ctypes.c_int32,
-    ctypes.POINTER(Params),
-    ctypes.c_char_p,
-    ctypes.c_size_t,
-)
-pcd_unset_seq = bind("llama_pcd_unset_seq", None, ctx_p, ctypes.c_int32)
 pcd_begin = bind("llama_pcd_begin", None, ctx_p, ctypes.c_int32, ctypes.c_int32)
 pcd_suspend = bind("llama_pcd_suspend", None, ctx_p, ctypes.c_bool)
 pcd_get_logits_ith = bind("llama_pcd_get_logits_ith", float_p, ctx_p, ctypes.c_int32, ctypes.c_int32)

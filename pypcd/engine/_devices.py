@@ -9,15 +9,18 @@ from typing import Any
 import llama_cpp
 
 from pypcd.engine import _bindings
+from pypcd.engine._tensors import ggml
 from pypcd.errors import InputError, did_you_mean
 
 __all__ = [
+    "MOST_THREADS",
     "backends",
     "devices",
     "library_path",
     "supports_gpu",
 ]
 
+MOST_THREADS = 512  # GGML_MAX_N_THREADS: ggml has no room for more, and would end the process
 _CPU, _GPU, _IGPU = 0, 1, 2  # enum ggml_backend_dev_type
 
 
@@ -36,47 +39,44 @@ def supports_gpu() -> bool:
 def backends() -> dict[str, int]:
     """Names of ggml's backends, and how many devices each found here; empty if the library does not export their functions."""
     try:
-        found = [_handle(_ggml("reg_get", _handle, _size(i))) for i in range(_ggml("reg_count", _size))]
-        return {_ggml("reg_name", _text, one).decode(): _ggml("reg_dev_count", _size, one) for one in found}
+        found = [ggml.ggml_backend_reg_get(i) for i in range(ggml.ggml_backend_reg_count())]
     except AttributeError:  # Windows finds a symbol only in the library that defines it
         return {}
+    return {ggml.ggml_backend_reg_name(one).decode(): ggml.ggml_backend_reg_dev_count(one) for one in found}
 
 
 def devices() -> list[dict[str, Any]]:
-    """ggml's devices: name, description, memory and free (bytes), is_gpu; empty if their functions are not exported."""
+    """ggml's devices, as described() has them; empty if their functions are not exported."""
     try:
-        return [_device(_handle(_ggml("dev_get", _handle, _size(i)))) for i in range(_ggml("dev_count", _size))]
+        return [described(device) for device in _handles()]
     except AttributeError:
         return []
 
 
-def gpus() -> list[ctypes.c_void_p]:
-    """This machine's GPUs, as llama.cpp takes them: those in the processor only if there are no others, none twice.
+def _handles() -> list[int]:
+    return [ggml.ggml_backend_dev_get(i) for i in range(ggml.ggml_backend_dev_count())]
+
+
+def gpus() -> list[int]:
+    """This machine's GPUs: those in the processor only if there are no others, as llama.cpp has it.
 
     Raises:
         AttributeError: the functions are not exported (Windows).
     """
-    found = [_handle(_ggml("dev_get", _handle, _size(i))) for i in range(_ggml("dev_count", _size))]
-    by_kind = {kind: [one for one in found if _ggml("dev_type", ctypes.c_int, one) == kind] for kind in (_GPU, _IGPU)}
-    gpus, ids = [], set()
-    for device in by_kind[_GPU] or by_kind[_IGPU]:
-        what = _Properties()
-        _ggml("dev_get_props", None, device, ctypes.byref(what))
-        if what.device_id is None or what.device_id not in ids:  # two backends may know the same one
-            ids.add(what.device_id)
-            gpus.append(device)
-    return gpus
+    kinds = {device: ggml.ggml_backend_dev_type(device) for device in _handles()}
+    kind = _GPU if _GPU in kinds.values() else _IGPU
+    return [device for device in kinds if kinds[device] == kind]
 
 
-def chosen(names: Sequence[str]) -> list[ctypes.c_void_p]:
+def chosen(names: Sequence[str]) -> list[int]:
     """The devices with these names; without any, this machine's GPUs, or its CPU if there are none.
 
     Raises:
         ValueError: there is no such device.
     """
     if not names:
-        return gpus() or [_handle(_ggml("dev_by_type", _handle, ctypes.c_int(_CPU)))]
-    handles = [_handle(_ggml("dev_by_name", _handle, name.encode())) for name in names]
+        return gpus() or [ggml.ggml_backend_dev_by_type(_CPU)]
+    handles = [ggml.ggml_backend_dev_by_name(name.encode()) for name in names]
     for name, handle in zip(names, handles):
         if not handle:
             known = [device["name"] for device in devices()]
@@ -84,33 +84,14 @@ def chosen(names: Sequence[str]) -> list[ctypes.c_void_p]:
     return handles
 
 
-class _Properties(ctypes.Structure):
-    """struct ggml_backend_dev_props"""
-
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("description", ctypes.c_char_p),
-        ("memory_free", ctypes.c_size_t),
-        ("memory_total", ctypes.c_size_t),
-        ("type", ctypes.c_int),
-        ("device_id", ctypes.c_char_p),
-        ("capabilities", ctypes.c_bool * 8),  # five today
-    ]
-
-
-def _device(device: ctypes.c_void_p) -> dict[str, Any]:
-    free, total = _size(), _size()
-    _ggml("dev_memory", None, device, ctypes.byref(free), ctypes.byref(total))
-    name, what = (_ggml(f, _text, device).decode("utf-8", "replace") for f in ("dev_name", "dev_description"))
-    is_gpu = _ggml("dev_type", ctypes.c_int, device) == _GPU
-    return {"name": name, "description": what, "memory": total.value, "free": free.value, "is_gpu": is_gpu}
-
-
-_text, _handle, _size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
-
-
-def _ggml(name: str, restype: Any, *args: Any) -> Any:
-    """Call ggml_backend_<name>; llama_cpp has no bindings for these functions."""
-    function = getattr(_bindings.lib, "ggml_backend_" + name)
-    function.restype = restype
-    return function(*args)
+def described(device: int) -> dict[str, Any]:
+    """A device's name, description, memory and free (bytes), is_gpu."""
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    ggml.ggml_backend_dev_memory(device, free, total)
+    return {
+        "name": ggml.ggml_backend_dev_name(device).decode("utf-8", "replace"),
+        "description": ggml.ggml_backend_dev_description(device).decode("utf-8", "replace"),
+        "memory": total.value,
+        "free": free.value,
+        "is_gpu": ggml.ggml_backend_dev_type(device) == _GPU,
+    }

@@ -6,7 +6,6 @@ Knows nothing of settings: what it measures is whatever is in force in the conte
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import re
 from collections import Counter
@@ -16,7 +15,7 @@ from typing import Any
 import llama_cpp
 
 from pypcd.engine._attention import watched
-from pypcd.engine._tensors import Tensor, ggml_base
+from pypcd.engine._tensors import Tensor, ggml
 
 __all__ = ["Graph", "watch_graphs"]
 
@@ -49,23 +48,17 @@ def watch_graphs(llm: llama_cpp.Llama) -> Iterator[list[Graph]]:
     Raises:
         UnsupportedError: the context has a callback already.
     """
-    base, seen, last = ggml_base(), list[Graph](), [""]
-    base.ggml_op_desc.argtypes = base.ggml_backend_buffer_name.argtypes = [ctypes.c_void_p]
-    base.ggml_op_desc.restype = base.ggml_backend_buffer_name.restype = ctypes.c_char_p
-    base.ggml_backend_buffer_is_host.argtypes, base.ggml_backend_buffer_is_host.restype = (
-        [ctypes.c_void_p],
-        ctypes.c_bool,
-    )
+    seen, last = list[Graph](), [""]
 
     def keep(tensor: int, is_asking: bool, data: Any) -> bool:
-        op, name = base.ggml_op_desc(tensor).decode(), base.ggml_get_name(tensor)
-        if is_asking and op not in _VIEWS and base.ggml_nelements(tensor):
+        op, name = ggml.ggml_op_desc(tensor).decode(), ggml.ggml_get_name(tensor)
+        if is_asking and op not in _VIEWS and ggml.ggml_nelements(tensor):
             node = Tensor.from_address(tensor)
-            if not last[0] or (op == "GET_ROWS" and base.ggml_get_name(node.src[0]) == _EMBEDDINGS):
+            if not last[0] or (op == "GET_ROWS" and ggml.ggml_get_name(node.src[0]) == _EMBEDDINGS):
                 seen.append(Graph())
                 last[0] = ""
-            is_cpu = base.ggml_backend_buffer_is_host(node.buffer)
-            device = "CPU" if is_cpu else base.ggml_backend_buffer_name(node.buffer).decode()
+            is_cpu = ggml.ggml_backend_buffer_is_host(node.buffer)
+            device = "CPU" if is_cpu else ggml.ggml_backend_buffer_name(node.buffer).decode()
             graph = seen[-1]
             graph.n_nodes += 1
             graph.n_splits += device != last[0]

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd.engine._calls import positions_by_cell
-from pypcd.engine._rotation import Memory, Rho, ggml
-from pypcd.engine._tensors import TYPES, Tensor, contents, op_number, raw
+from pypcd.engine._rotation import Memory, Rho
+from pypcd.engine._tensors import TYPES, Tensor, contents, ggml, op_number, raw
 from pypcd.errors import UnsupportedError
 
 __all__ = ["SecondKeys"]
@@ -160,7 +160,7 @@ class SecondKeys:
 
     def _see_written(self, tensor: int) -> None:
         source = _view_of(tensor)
-        if self._rho and source not in (0, *self._layers) and ggml().ggml_get_name(source).startswith(b"cache_k_l"):
+        if self._rho and source not in (0, *self._layers) and ggml.ggml_get_name(source).startswith(b"cache_k_l"):
             self._layers[source] = self._open(source, tensor, self._rho)
         if layer := self._layers.get(source):
             cells = _indices(tensor)
@@ -202,7 +202,7 @@ class SecondKeys:
             raise UnsupportedError(
                 f"this model rotates or stores keys in a way that second keys cannot follow; {_OTHER}"
             )
-        kind = ggml().ggml_backend_buffer_get_type(head.buffer)
+        kind = ggml.ggml_backend_buffer_get_type(head.buffer)
         second = self.memory.tensor(kind, head.type, head.ne[0], head.ne[1])
         layer = _Layer(first, second, found, rho)
         self._rotating[second] = layer
@@ -290,7 +290,7 @@ class _Layer:
         cos, sin = _angles(self._difference.tobytes(), positions.tobytes())
         keys[..., self._pairs[0]] = a * cos - b * (sin * self._ratios[0])
         keys[..., self._pairs[1]] = a * (sin * self._ratios[1]) + b * cos
-        ggml().ggml_backend_tensor_set(self.second, data.ctypes.data, cell * head.nb[1], data.nbytes)
+        ggml.ggml_backend_tensor_set(self.second, data.ctypes.data, cell * head.nb[1], data.nbytes)
 
 
 @functools.lru_cache(maxsize=4)  # many layers have the same
@@ -338,4 +338,4 @@ def _view_of(tensor: int) -> int:
 def _indices(tensor: int) -> Cells:
     """The cells that an operation writes rows to."""
     source = Tensor.from_address(tensor).src[1]
-    return raw(source, 0, ggml().ggml_nbytes(source)).view(_INDICES[Tensor.from_address(source).type]).astype(np.intp)
+    return raw(source, 0, ggml.ggml_nbytes(source)).view(_INDICES[Tensor.from_address(source).type]).astype(np.intp)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd.engine import _bindings
-from pypcd.engine._calls import ask, call, context
+from pypcd.engine._calls import ask, context
 from pypcd.engine._results import PCDLogits, PCDStats
 from pypcd.errors import InputError, UnsupportedError
 from pypcd.settings.config import PCDConfig
@@ -33,10 +33,6 @@ def native_params(config: PCDConfig, *, combine: bool = True) -> _bindings.Param
     for field in FIELDS.values():
         setattr(params, field.name, field.to_number(getattr(config, field.name)))
     return params
-
-
-def _numbers(params: _bindings.Params) -> list[float]:
-    return [getattr(params, field.name) for field in FIELDS.values()]
 
 
 class Native:
@@ -81,22 +77,6 @@ class Native:
         status, text = ask(_bindings.pcd_check, self._llm, ctypes.byref(native_params(config)))
         return None if status == _bindings.OK else text
 
-    def in_force(self, known: Sequence[PCDConfig | None]) -> tuple[PCDConfig | None, bool]:
-        """The setting in force, None while PCD is off, and whether rows are contrasted (or left to a sampler).
-
-        Args:
-            known: settings that it may be; the one that it is is returned itself, since the library has floats of 32 bits.
-        """
-        params = _bindings.Params()
-        if not _bindings.pcd_get(context(self._llm), ctypes.byref(params)):
-            return None, True
-        for config in known:
-            if config is not None and _numbers(native_params(config)) == _numbers(params):
-                return config, params.combine
-        values = {field.name: field.to_value(getattr(params, field.name)) for field in FIELDS.values()}
-        floats = {name: float(str(np.float32(value))) for name, value in values.items() if isinstance(value, float)}
-        return PCDConfig(**{**values, **floats}), params.combine
-
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
         """A block without twins, for the parts of a prompt whose logits are not read."""
@@ -105,20 +85,6 @@ class Native:
             yield
         finally:
             _bindings.pcd_suspend(context(self._llm), False)
-
-    def set_sequence(self, seq_id: int, config: PCDConfig | None) -> None:
-        """Give one sequence a setting of its own, or (None) no twins for its tokens. See cpp/llama-pcd.h for the rules.
-
-        Raises:
-            ValueError: the setting has a value that only the context can change.
-            UnsupportedError: the sequence has a backend sampler, or the engine is "stock".
-        """
-        params = None if config is None else ctypes.byref(native_params(config))
-        call(_bindings.pcd_set_seq, self._llm, seq_id, params)
-
-    def unset_sequence(self, seq_id: int) -> None:
-        """Let a sequence follow its context's setting again."""
-        _bindings.pcd_unset_seq(context(self._llm), seq_id)
 
     def begin_answer(self, pos: int, seq_id: int = 0) -> None:
         """An answer begins at this position, where the rows of a prompt are asked for too (min_first_entropy)."""

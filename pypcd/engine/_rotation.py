@@ -19,10 +19,10 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from pypcd.engine._tensors import InitParams, Tensor, ggml_base, op_number
+from pypcd.engine._tensors import OF_TENSORS, InitParams, Tensor, ggml, op_number
 from pypcd.errors import UnsupportedError
 
-__all__ = ["Memory", "Rotation", "Watch", "eval_callback", "ggml", "unknown_layout", "watch_of"]
+__all__ = ["Memory", "Rotation", "Watch", "eval_callback", "unknown_layout", "watch_of"]
 
 _F32 = 0  # enum ggml_type
 _WEIGHTS = 1  # enum ggml_backend_buffer_usage
@@ -87,22 +87,21 @@ class Memory:
 
     def tensor(self, kind: int, type_: int, n0: int, n1: int = 1) -> int:
         """The address of a new one, which holds zeros, in a buffer of this type."""
-        base = ggml()
-        ctx = base.ggml_init(InitParams(base.ggml_tensor_overhead(), None, True))
-        address = int(base.ggml_new_tensor_3d(ctx, type_, n0, n1, 1))
-        buffer, n_bytes = base.ggml_backend_alloc_ctx_tensors_from_buft(ctx, kind), base.ggml_nbytes(address)
+        ctx = ggml.ggml_init(InitParams(ggml.ggml_tensor_overhead(), None, True))
+        address = int(ggml.ggml_new_tensor_3d(ctx, type_, n0, n1, 1))
+        buffer, n_bytes = ggml.ggml_backend_alloc_ctx_tensors_from_buft(ctx, kind), ggml.ggml_nbytes(address)
         if not buffer:
-            base.ggml_free(ctx)
+            ggml.ggml_free(ctx)
             raise UnsupportedError(f"there is no memory for another {n_bytes} bytes; use a smaller n_ctx")
-        base.ggml_backend_buffer_clear(buffer, 0)
+        ggml.ggml_backend_buffer_clear(buffer, 0)
         self._opened.append((ctx, buffer))
         self.n_bytes += n_bytes
         return address
 
     def close(self) -> None:
         for ctx, buffer in self._opened:
-            ggml().ggml_backend_buffer_free(buffer)
-            ggml().ggml_free(ctx)
+            ggml.ggml_backend_buffer_free(buffer)
+            ggml.ggml_free(ctx)
         self._opened, self.n_bytes = [], 0
 
 
@@ -150,7 +149,7 @@ class Rotation:
             return
         try:
             node = Tensor.from_address(tensor)
-            key = ggml().ggml_backend_buffer_get_type(node.buffer), _name(own), node.op_params[1] // 2
+            key = ggml.ggml_backend_buffer_get_type(node.buffer), _name(own), node.op_params[1] // 2
             if key not in self._tables:
                 self._tables[key] = self._make_table(own, *key)
                 self._write(*self._tables[key])
@@ -160,7 +159,7 @@ class Rotation:
 
     def _write(self, address: int, own: Factors) -> None:
         factors = own if self._rho is None else (own / self._rho(2 * len(own))).astype(np.float32)
-        ggml().ggml_backend_tensor_set(address, factors.ctypes.data, 0, factors.nbytes)
+        ggml.ggml_backend_tensor_set(address, factors.ctypes.data, 0, factors.nbytes)
 
     def _make_table(self, own: int, kind: int, name: bytes, n: int) -> tuple[int, Factors]:
         factors = np.ones(n, np.float32)
@@ -168,7 +167,7 @@ class Rotation:
             if Tensor.from_address(own).type != _F32:
                 raise UnsupportedError(_UNREAD)
             # a copy is complete if it is of the CPU's memory; another device's factors were seen before their copy
-            ggml().ggml_backend_tensor_get(own, factors.ctypes.data, 0, factors.nbytes)
+            ggml.ggml_backend_tensor_get(own, factors.ctypes.data, 0, factors.nbytes)
         factors = self._own.setdefault((name, n), factors)
         address = self._memory.tensor(kind, _F32, n)
         self._ours.add(address)
@@ -183,8 +182,8 @@ def _name(factors: int) -> bytes:
     """
     if not factors:
         return b""
-    base, name = ggml(), ggml().ggml_get_name(factors)
-    if base.ggml_backend_buffer_get_usage(Tensor.from_address(factors).buffer) == _WEIGHTS:
+    name = ggml.ggml_get_name(factors)
+    if ggml.ggml_backend_buffer_get_usage(Tensor.from_address(factors).buffer) == _WEIGHTS:
         return bytes(name)
     if not (copied := _COPY.fullmatch(name)):
         raise UnsupportedError(_UNREAD)
@@ -192,48 +191,26 @@ def _name(factors: int) -> bytes:
 
 
 @functools.lru_cache(maxsize=1)
-def ggml() -> ctypes.CDLL:
-    """ggml, with the functions that make tensors."""
-    base, pointer, number = ggml_base(), ctypes.c_void_p, ctypes.c_int
-    signatures: dict[str, list[Any]] = {  # what is returned, and what is given
-        "ggml_tensor_overhead": [ctypes.c_size_t],
-        "ggml_init": [pointer, InitParams],
-        "ggml_free": [None, pointer],
-        "ggml_new_tensor_3d": [pointer, pointer, number, *[ctypes.c_int64] * 3],
-        "ggml_get_data": [pointer, pointer],
-        "ggml_rope_ext_inplace": [pointer, *[pointer] * 4, *[number] * 3, *[ctypes.c_float] * 6],
-        "ggml_backend_alloc_ctx_tensors_from_buft": [pointer, pointer, pointer],
-        "ggml_backend_buffer_get_type": [pointer, pointer],
-        "ggml_backend_buffer_get_usage": [number, pointer],
-        "ggml_backend_buffer_clear": [None, pointer, ctypes.c_uint8],
-        "ggml_backend_buffer_free": [None, pointer],
-    }
-    for name, (returned, *given) in signatures.items():
-        function = getattr(base, name)
-        function.restype, function.argtypes = returned, given
-    return base
-
-
-@functools.lru_cache(maxsize=1)
 def unknown_layout() -> str | None:
     """Why rotations cannot be changed in this ggml, in a sentence; None if one that it makes has all in the known places."""
     try:
-        base = ggml()
+        for name in OF_TENSORS:
+            getattr(ggml, name)
     except AttributeError as error:
         return f"this ggml is another than those that over-rotation is known to work with ({error})"
-    ctx = base.ggml_init(InitParams(8 * base.ggml_tensor_overhead() + 4096, None, False))
+    ctx = ggml.ggml_init(InitParams(8 * ggml.ggml_tensor_overhead() + 4096, None, False))
     try:
         x, positions, factors = (
-            base.ggml_new_tensor_3d(ctx, kind, *shape)
+            ggml.ggml_new_tensor_3d(ctx, kind, *shape)
             for kind, shape in ((0, (12, 2, 3)), (26, (3, 1, 1)), (0, (5, 1, 1)))
         )
         node = Tensor.from_address(
-            base.ggml_rope_ext_inplace(ctx, x, positions, factors, 10, 2, 77, 1e4, 1.0, 0.0, 1.0, 32.0, 1.0)
+            ggml.ggml_rope_ext_inplace(ctx, x, positions, factors, 10, 2, 77, 1e4, 1.0, 0.0, 1.0, 32.0, 1.0)
         )
         seen = node.op, list(node.ne), list(node.src[:4]), node.op_params[1], node.op_params[4]
-        view, at = (node.view_src, node.view_offs, node.data), base.ggml_get_data(x)
+        view, at = (node.view_src, node.view_offs, node.data), ggml.ggml_get_data(x)
     finally:
-        base.ggml_free(ctx)
+        ggml.ggml_free(ctx)
     if seen == (op_number(b"ROPE"), [12, 2, 3, 1], [x, positions, factors, None], 10, 77) and view == (x, 0, at):
         return None
     return "this ggml lays out its tensors in another way than those that over-rotation is known to work with"

@@ -8,12 +8,9 @@ of its own. Knows nothing of PCD.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import functools
-import os
 import pathlib
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,9 +18,9 @@ from typing import Any
 import llama_cpp
 
 from pypcd import library as library_module
-from pypcd.engine import _bindings
-from pypcd.engine._devices import _device, _ggml, chosen, gpus
+from pypcd.engine._devices import chosen, described, gpus
 from pypcd.engine._handles import is_open
+from pypcd.engine._tensors import ggml
 from pypcd.errors import LibraryError, RPCError
 from pypcd.settings import remote
 
@@ -31,7 +28,6 @@ __all__ = ["RemoteDevices", "rpc_library", "rpc_server"]
 
 _NAME = "libggml-rpc.so"  # on macOS too
 
-_stderr: int | None = None  # a copy of it
 _models: weakref.WeakKeyDictionary[llama_cpp.Llama, RemoteDevices] = weakref.WeakKeyDictionary()
 
 
@@ -61,13 +57,12 @@ def _backend(name: str, restype: Any, *argtypes: Any) -> Any:
         LibraryError: there is none, or it does not load.
     """
     library = rpc_library()
-    registry = _ggml("reg_by_name", ctypes.c_void_p, b"RPC")
+    registry = ggml.ggml_backend_reg_by_name(b"RPC")
     if registry is None and library is not None:
-        registry = _ggml("load", ctypes.c_void_p, str(library).encode())
+        registry = ggml.ggml_backend_load(str(library).encode())
     if registry is None:
         raise LibraryError(f"ggml's RPC backend does not load from {library}; reinstall pypcd")
-    address = _ggml("reg_get_proc_address", ctypes.c_void_p, ctypes.c_void_p(registry), name.encode())
-    return ctypes.CFUNCTYPE(restype, *argtypes)(address)
+    return ctypes.CFUNCTYPE(restype, *argtypes)(ggml.ggml_backend_reg_get_proc_address(registry, name.encode()))
 
 
 class RemoteDevices:
@@ -92,23 +87,19 @@ class RemoteDevices:
         for address in addresses:
             if address not in used:
                 remote.handshake(address)
-        _explain_an_end()
-        handles: list[ctypes.c_void_p] = []
-        for address in addresses:
-            registry = ctypes.c_void_p(add_server(address.encode()))
-            n = _ggml("reg_dev_count", ctypes.c_size_t, registry) if registry else 0
-            handles += [
-                ctypes.c_void_p(_ggml("reg_dev_get", ctypes.c_void_p, registry, ctypes.c_size_t(i))) for i in range(n)
-            ]
+        handles: list[int] = []
+        for registry in filter(None, (add_server(address.encode()) for address in addresses)):
+            n = ggml.ggml_backend_reg_dev_count(registry)
+            handles += [ggml.ggml_backend_reg_dev_get(registry, i) for i in range(n)]
         most = llama_cpp.llama_max_devices()
         if not 0 < len(handles) <= most:
             raise RPCError(
                 f"the RPC servers {', '.join(addresses)} have {len(handles)} devices together; allowed: 1 to {most}; see "
                 "their --device"
             )
-        self.devices = [_device(handle) for handle in handles]
-        every = [device.value for device in (*handles, *gpus())]
-        self._handles = (ctypes.c_void_p * (len(every) + 1))(*every, None)
+        self.devices = [described(handle) for handle in handles]
+        every = [*handles, *gpus(), None]
+        self._handles = (ctypes.c_void_p * len(every))(*every)
 
     def give_to(self, llm: llama_cpp.Llama, params: Any) -> None:
         """Have a model use them: `params` are those it will be loaded with."""
@@ -116,26 +107,9 @@ class RemoteDevices:
         params.devices = ctypes.cast(self._handles, ctypes.c_void_p)
 
 
-def _explain_an_end() -> None:
-    """Have ggml say why it ends this process, also while llama_cpp.Llama loads a model and hides stderr."""
-    global _stderr
-    with contextlib.suppress(OSError):  # there may be none
-        _stderr = os.dup(2) if _stderr is None else os.dup2(2, _stderr)
-        _bindings.lib.ggml_set_abort_callback(_say_why)
-
-
-@ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-def _say_why(message: bytes) -> None:
-    text = message.decode("utf-8", "replace").strip()
-    if "ggml-rpc" in text:
-        text = "the connection to an RPC server was lost, so ggml ends this process; docs/rpc.md says how to stay safe"
-    os.write(_stderr or 2, f"pypcd: {text}\n".encode())
-    sys.stdout.flush()  # else what was printed is lost
-
-
 @atexit.register
 def _close_models() -> None:
-    """While Python can still say why ggml ends the process; without that, a model whose server is lost would hang."""
+    """While Python still runs: later a model whose server is lost would hang, since ggml says why it ends the process."""
     for llm in list(_models):
         llm.close()
 
@@ -155,6 +129,6 @@ def rpc_server(address: str, n_threads: int, names: Sequence[str] = ()) -> Calla
     """
     size, pointer = ctypes.c_size_t, ctypes.c_void_p
     start = _backend("ggml_backend_rpc_start_server", None, ctypes.c_char_p, ctypes.c_char_p, size, size, pointer)
-    found = chosen(names)
-    handles = (pointer * len(found))(*(handle.value for handle in found))
-    return functools.partial(start, address.encode(), None, n_threads, len(found), ctypes.cast(handles, pointer))
+    handles = chosen(names)
+    every = (pointer * len(handles))(*handles)
+    return functools.partial(start, address.encode(), None, n_threads, len(handles), ctypes.cast(every, pointer))

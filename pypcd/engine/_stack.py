@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import llama_cpp
@@ -35,48 +36,30 @@ def with_stack(llm: llama_cpp.Llama, text: bytes, tokenize: Callable[[], _T]) ->
         ValueError: too many characters in a row, for any stack.
         PCDError: the system gives no such stack.
     """
-    n = len(text)
-    if n <= _SHORT or llama_cpp.llama_vocab_type(vocabulary(llm)) != llama_cpp.LLAMA_VOCAB_TYPE_BPE:
+    if len(text) <= _SHORT or llama_cpp.llama_vocab_type(vocabulary(llm)) != llama_cpp.LLAMA_VOCAB_TYPE_BPE:
         return tokenize()
     words = _WORDS.get(llm.metadata.get("tokenizer.ggml.pre"), _WORDS[None])
     n = max(len(word[0]) for word in words.finditer(text))
-    if n <= _SHORT:
-        return tokenize()
     if n > _MOST:
         raise InputError(
             f"of the text, {n} bytes in a row are one word to this model's tokenizer; allowed: {_MOST}, since llama.cpp calls itself "
             "for each and would end the process; put white space or line ends in between"
         )
-    return _in_thread(tokenize, n * _PER_CHARACTER + (1 << 20))
+    return tokenize() if n <= _SHORT else _in_thread(tokenize, n * _PER_CHARACTER + (1 << 20))
 
 
 def _in_thread(call: Callable[[], _T], size: int) -> _T:
-    """call() in a thread whose stack has so many bytes; they take memory when they are used."""
-    made: list[_T] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            made.append(call())
-        except BaseException as error:  # noqa: BLE001  raised below, in the caller's thread
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="pypcd tokenizes")
-    with _size_lock:
-        before = threading.stack_size(-(-size // 65536) * 65536)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            raise PCDError(
-                f"the text cannot be tokenized: the system gives a thread no stack of {size >> 20} MiB ({error}); take a shorter text"
-            ) from error
-        finally:
-            threading.stack_size(before)
-    try:
-        thread.join()
-    except BaseException:  # Ctrl-C: the model has to stay until the thread has ended
-        thread.join()
-        raise
-    if failed:
-        raise failed[0]
-    return made[0]
+    """call() in a thread whose stack has so many bytes; they take memory when they are used. The thread is waited for in any case, since the
+    model has to stay until it has ended."""
+    with ThreadPoolExecutor(1, "pypcd tokenizes") as pool:
+        with _size_lock:
+            before = threading.stack_size(-(-size // 65536) * 65536)
+            try:
+                made = pool.submit(call)
+            except RuntimeError as error:
+                raise PCDError(
+                    f"the text cannot be tokenized: the system gives a thread no stack of {size >> 20} MiB ({error}); take a shorter text"
+                ) from error
+            finally:
+                threading.stack_size(before)
+        return made.result()

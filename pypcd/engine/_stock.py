@@ -65,12 +65,12 @@ _MOVE = (
     *("llama_state_seq_set_data", "llama_state_seq_set_data_ext", "llama_state_seq_load_file"),
     *("llama_memory_seq_add", "llama_memory_seq_div", "llama_memory_seq_keep"),
 )
-# what a second context is told too; the former say what holds for one adapter, the others for all
-_ADAPT_ONE = "llama_set_adapter_lora", "llama_rm_adapter_lora"
+# what a second context would not have
 _ADAPT = (
-    *(*_ADAPT_ONE, "llama_set_adapters_lora", "llama_clear_adapter_lora"),
+    *("llama_set_adapter_lora", "llama_set_adapters_lora"),
     *("llama_set_adapter_cvec", "llama_apply_adapter_cvec"),
 )
+_ADAPTED = 'cache="separate" evaluates a second context, which does not have the LoRA or control vector of this one; use cache=shared'
 _COUNTED = "n_tokens n_twins n_skipped n_caught_up n_fused n_alternate n_sequential n_separate n_fallbacks"
 
 Logits = npt.NDArray[np.float32]  # [n_vocab]
@@ -78,8 +78,7 @@ Logits = npt.NDArray[np.float32]  # [n_vocab]
 
 # by the addresses of contexts, and of their memories
 _contexts: weakref.WeakValueDictionary[int, Stock] = weakref.WeakValueDictionary()
-# by the addresses of contexts, which have LoRAs before they have twins: the last call of each of _ADAPT, and for each adapter
-_told: dict[int, dict[tuple[str, int], tuple[Any, ...]]] = {}
+_adapted = set[int]()  # the addresses of contexts, which have LoRAs before they have twins
 
 
 def _address(ctx: Any) -> int:
@@ -104,19 +103,13 @@ def watch() -> None:
                 function.errcheck = called
 
     def adapted(result: int, function: Any, args: Sequence[Any]) -> int:
-        if result:  # it failed; those that return nothing do not
-            return result
-        name, calls = function.__name__, _told.setdefault(_address(args[0]), {})
-        key = name, _address(args[1]) if name in _ADAPT_ONE else 0
-        calls.pop(key, None)  # the order is that of the last calls
-        calls[key] = (function, *args[1:])
-        if twins := _contexts.get(_address(args[0])):
-            twins.tell(function, *args[1:])
+        if not result:  # it did not fail
+            _adapted.add(_address(args[0]))
         return result
 
     def freed(result: Any, function: Any, args: Sequence[Any]) -> Any:
         """Another context may get this address, while something keeps this one's twins alive."""
-        _told.pop(_address(args[0]), None)
+        _adapted.discard(_address(args[0]))
         if twins := _contexts.pop(_address(args[0]), None):
             _contexts.pop(_address(twins._memory), None)
         return result
@@ -307,6 +300,8 @@ class Stock:
             return only_native(what) if what else self._refusal
         if llama_cpp.llama_model_rope_type(self._model) == llama_cpp.LLAMA_ROPE_TYPE_NONE:
             return "this model has no rotary positions to over-rotate; use perturbation=none with a window"
+        if config.cache == "separate" and _address(self._ctx) in _adapted:
+            return _ADAPTED
         if config.cache == "rerotated" and self._params.type_k not in TYPES:
             return "second keys are rotated in f16 and f32 alone; open the model without type_k, or use cache=shared"
         return unknown_layout()
@@ -317,25 +312,13 @@ class Stock:
             self._close_second()
             self._second = Second(self._ctx, self._model, self._params, type_k)
             self._closing.callback(self._second.close)
-            for function, *args in _told.get(_address(self._ctx), {}).values():
-                self.tell(function, *args)
         table = _table(config)
         self._second.turn(table, lambda n_rot: formula.rho(n_rot, **table))
-
-    def tell(self, function: Any, *args: Any) -> None:
-        """Call a function that was called for this context for the second one too."""
-        if self._second is not None and function(self._second.ctx, *args):
-            raise PCDError(
-                f'{function.__name__} failed in the second context of cache="separate"; use cache=shared, or call it again'
-            )
 
     def _close_second(self) -> None:
         if self._second is not None:
             self._second.close()
         self._second = None
-
-    def in_force(self, known: Sequence[PCDConfig | None]) -> tuple[PCDConfig | None, bool]:
-        return self._config, True
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
@@ -344,12 +327,6 @@ class Stock:
             yield
         finally:
             self._is_suspended = False
-
-    def set_sequence(self, seq_id: int, config: PCDConfig | None) -> None:
-        raise UnsupportedError(only_native("a setting for one sequence"))
-
-    def unset_sequence(self, seq_id: int) -> None:
-        pass  # it follows the context already
 
     def set_tokens(self, tokens: Sequence[int], seq_id: int = 0) -> None:
         self._texts[seq_id] = list(tokens)
@@ -596,6 +573,8 @@ class Stock:
 
     def _add_separate(self, asked: Sequence[_Token]) -> int:
         """The rows of the second context."""
+        if _address(self._ctx) in _adapted:  # since the setting is in force
+            raise UnsupportedError(_ADAPTED)
         for seq in sorted({one.parent for one in asked}):
             those, text = [one for one in asked if one.parent == seq], self._texts[seq]
             if text is None:

@@ -143,19 +143,19 @@ def _made_there(worker: MakeWorker, plan: Plan, options: Mapping[str, Any], run:
 def run_options(plan: Plan, options: Mapping[str, Any], jobs: Jobs = 1) -> dict[str, Any]:
     """The options of the model in each process, with numbers of threads that stay for the whole run.
 
-    They are those given, else for several processes a share of the cores (the smallest one, if machines differ), else what
-    is fastest now; or the usual numbers, where logits depend on them.
+    They are those given, else for several processes a share of the cores (the smallest one, if machines differ), else those of
+    pypcd.Llama.
 
     Raises:
         FileNotFoundError, ModelError: there is no such model.
         PCDError: the cluster cannot be reached.
     """
-    path = resolve_model(plan.model)
+    resolve_model(plan.model)  # a wrong one is said before anything is done
     decode, batch = (options.get(name) for name in _THREADS)
     if decode is None:
         decode = executors.n_threads(jobs)
     if decode is None or batch is None:
-        decode, batch, _ = threads.choose(threads.width_of(path, options), decode, batch)
+        decode, batch, _ = threads.choose(options, decode, batch)
     return {**options, **dict(zip(_THREADS, (decode, batch)))}
 
 

@@ -37,6 +37,7 @@ NOT_INSTALLED = (
 
 _VARIABLE = "LLAMA_CPP_LIB_PATH"  # where llama_cpp looks for libllama; read once, when it is imported
 _ENGINE = "PYPCD_ENGINE"
+_ASKED_FOR = f"{_ENGINE} is stock; unset it"
 
 _logger = logging.getLogger("pypcd")
 _why_stock = ""
@@ -72,30 +73,29 @@ def _fits(llama_cpp: pathlib.Path, version: str | None) -> bool:
     Raises:
         LibraryError: it does not, and the environment asks for the native engine.
     """
-    wanted, folder = _wanted(), _library_dir()
+    wanted, folder, why = _wanted(), _library_dir(), ""
     _take_stock("")  # an import that failed may be tried again
     if wanted == "stock":
-        _take_stock(f"{_ENGINE} is stock; unset it")
-        return False
-    if wanted != "native" and folder is None:
-        _take_stock("pypcd is installed without its native part; docs/install.md says how to get it")
-        return False
-    try:
-        if folder is None:
-            raise LibraryError(
-                f"pypcd's libllama was not found; looked in {', '.join(map(str, library_dirs()))}; "
-                "install the package with 'pip install .' (a source checkout alone has no library)"
-            )
-        if version is not None:
-            _check_version(version)
-        _check_ggml(llama_cpp / "lib", folder)
-    except LibraryError as error:
-        if wanted == "native":
-            raise
-        _take_stock(str(error))
-        _logger.warning("pypcd's own libllama is not used, so not all settings can run: %s", error)
-        return False
-    return True
+        why = _ASKED_FOR
+    elif folder is None and not wanted:
+        why = "pypcd is installed without its native part; docs/install.md says how to get it"
+    else:
+        try:
+            if folder is None:
+                raise LibraryError(
+                    f"pypcd's libllama was not found; looked in {', '.join(map(str, library_dirs()))}; "
+                    "install the package with 'pip install .' (a source checkout alone has no library)"
+                )
+            if version is not None:
+                _check_version(version)
+            _check_ggml(llama_cpp / "lib", folder)
+        except LibraryError as error:
+            if wanted == "native":
+                raise
+            why = str(error)
+            _logger.warning("pypcd's own libllama is not used, so not all settings can run: %s", why)
+    _take_stock(why)
+    return not why
 
 
 def library_dirs() -> list[pathlib.Path]:
@@ -183,42 +183,34 @@ def check() -> None:
         if error.name != "llama_cpp":
             raise
         raise LibraryError(NOT_INSTALLED) from None
-    if not _why_stock:
-        _look(llama_cpp)
-
-
-def _look(llama_cpp: Any) -> None:
-    """Which library a llama_cpp has that was imported already."""
-    module = llama_cpp.llama_cpp
-    is_stock = not hasattr(module._lib, "llama_pcd_version") and getattr(module, "_override_base_path", None) is None
-    if is_stock and not _fits(pathlib.Path(llama_cpp.__file__).parent, llama_cpp.__version__):
+    if _why_stock:
         return
-    if is_stock:
+    module = llama_cpp.llama_cpp
+    if hasattr(module._lib, "llama_pcd_version") or getattr(module, "_override_base_path", None) is not None:
+        _check(llama_cpp, f"unset {_VARIABLE}, which named another library when llama_cpp was imported")
+    elif _fits(pathlib.Path(llama_cpp.__file__).parent, llama_cpp.__version__):
         raise LibraryError(
             f"llama_cpp was imported before pypcd, so it has a libllama without PCD hooks ({module._lib._name}), which cannot be replaced "
             f"now; import pypcd before llama_cpp, or set {_VARIABLE}={_library_dir()}; or {_ENGINE}=stock, which runs fewer settings"
         )
-    _check(llama_cpp, f"unset {_VARIABLE}, which named another library when llama_cpp was imported")
 
 
 def _check(llama_cpp: Any, remedy: str) -> None:
     lib = llama_cpp.llama_cpp._lib
     wanted = _wanted()
     if wanted == "stock":
-        _take_stock(f"{_ENGINE} is stock; unset it")
+        _take_stock(_ASKED_FOR)
         return
-    try:
-        version = lib.llama_pcd_version
-    except AttributeError:
+    if not hasattr(lib, "llama_pcd_version"):
         why = f"the loaded {pathlib.Path(lib._name).name} has no PCD hooks ({lib._name}); {remedy}"
         if wanted == "native":
-            raise LibraryError(why) from None
+            raise LibraryError(why)
         _take_stock(why)
         return
-    version.restype = ctypes.c_int32
-    if version() != API_VERSION:
+    version = lib.llama_pcd_version()  # an int, as ctypes takes it
+    if version != API_VERSION:
         raise LibraryError(
-            f"{lib._name} has version {version()} of the PCD interface, this package needs version {API_VERSION}; "
+            f"{lib._name} has version {version} of the PCD interface, this package needs version {API_VERSION}; "
             "reinstall pypcd"
         )
     _check_version(llama_cpp.__version__)

@@ -42,8 +42,6 @@ __all__ = ["Llama"]
 
 _T = TypeVar("_T")
 
-_SEQUENCE = Integer(0, lib.N_SEQUENCES - 1)
-
 LEFT_PLAIN = (
     "PCD is off in answers under a grammar, a JSON schema or a forced tool, where a contrast spoils values; pcd= in the call "
     "itself turns it on (docs/settings.md, Structured output)"
@@ -79,10 +77,10 @@ class Llama(llama_cpp.Llama):
         flash_attn: whether to use flash attention; None: with a GPU or servers, in each case the faster one (llama_cpp's
             default is False).
         n_threads: how many threads decode; None: the number of cores up to four, above that half of them (llama_cpp's
-            default is half of them), or another one that is 20% faster on this machine now. That is measured, at a prompt
-            again if a minute has passed; but not with flash attention, where the logits depend on it.
-        n_threads_batch: how many threads read prompts; None: n_threads if that is given, else the number of cores, or a
-            faster one.
+            default is half of them), or as many as other programs leave, which is looked up at each prompt (on Linux); but not
+            with flash attention, where the logits depend on it.
+        n_threads_batch: how many threads read prompts; None: n_threads if that is given, else the number of cores, or as many as
+            other programs leave.
         verbose: whether llama.cpp's log is printed (llama_cpp's default is True).
         draft_model: proposes tokens that are evaluated ahead, as llama_cpp.Llama does it, while PCD is off. Beside it PCD is an
             UnsupportedError.
@@ -160,8 +158,8 @@ class Llama(llama_cpp.Llama):
         opening.update(verbose=verbose, n_gpu_layers=n_gpu_layers, flash_attn=flash_attn, n_ctx=n_ctx)
         opening["n_ctx"] = machine.checked_n_ctx(path, opening, remote=remote)
         self._n_threads = n_threads, n_threads_batch  # as given
-        self._width = threads.width_of(path, {**opening, "rpc_servers": servers})
-        self._threads = threads.choose(self._width, *self._n_threads)
+        self._computing = {**opening, "rpc_servers": servers}
+        self._threads = threads.choose(self._computing, *self._n_threads)
         opening["n_threads"], opening["n_threads_batch"] = self._threads.decode, self._threads.batch
 
         arguments.check_opening(path, opening, self._n_seq_max)
@@ -251,8 +249,6 @@ class Llama(llama_cpp.Llama):
         PCDConfig.cache) stay while PCD is off, so that switching costs nothing; a setting that needs none frees them.
         A change holds whole or not at all: after an exception the former setting is in force.
         """
-        if lib.is_open(self):
-            self._read_back()
         return self._pcd
 
     @pcd.setter
@@ -320,22 +316,13 @@ class Llama(llama_cpp.Llama):
     def _apply(self, config: PCDConfig | None, combine: bool = True) -> None:
         """Put a setting in force; combine=False leaves the contrast to a sampler."""
         self._check_drafts(config)
-        self._read_back()
-        if config == self._pcd and combine == self._combines:
+        if (config, combine) == (self._pcd, self._combines):
             return
-        try:
-            disabled = lib.pcd(self).set(config, combine)
-        finally:
-            self._read_back(config)
+        disabled = lib.pcd(self).set(config, combine)
+        self._pcd, self._combines = None if disabled else config, combine
+        self._requires_eval = True  # the present logits were made under the old setting
         if disabled:
             lib.logger.warning("PCD stays off: %s", disabled)
-
-    def _read_back(self, config: PCDConfig | None = None) -> None:
-        """The library knows what is in force, whatever an exception left undone."""
-        before = self._pcd, self._combines
-        self._pcd, self._combines = lib.pcd(self).in_force((config, self._pcd))
-        if (self._pcd, self._combines) != before:
-            self._requires_eval = True  # the present logits were made under the old setting
 
     @contextlib.contextmanager
     def _pcd_set_to(self, config: PCDConfig | None) -> Iterator[None]:
@@ -349,41 +336,6 @@ class Llama(llama_cpp.Llama):
             self._call_has_pcd = was_asked
             if lib.is_open(self):
                 self._apply(*before)
-
-    def set_sequence_pcd(self, seq_id: int, setting: PCDSetting) -> None:
-        """Give one sequence a setting of its own, for callers who decode batches of several through `llm.ctx`.
-
-            llm = pypcd.Llama("model.gguf", pcd="window", n_seq_max=3)
-            llm.set_sequence_pcd(1, {"beta": 1, "relative_top": 0.1})
-            llm.set_sequence_pcd(2, False)                       # plain; sequence 0 follows llm.pcd
-            llama_cpp.llama_decode(llm.ctx, batch)      # tokens of all three
-
-        A sequence can have its own beta, adaptive, gamma, relative_top, min_context, min_entropy, min_first_entropy,
-        window and n_sink, and perturbation="none". They come before the context's, also before a call's `pcd=`, but
-        pcd=False turns PCD off for all. Before PCD is on, they are kept for then.
-
-        llama_memory_seq_cp(memory, a, b, -1, -1) gives b the setting of a. llama_memory_seq_rm(memory, a, -1, -1),
-        seq_keep and clear forget a setting with its sequence. Whatever starts at a position, 0 included, leaves it, as do
-        reset(), generate(), which reuses prefixes, and load_state(); embed() clears the memory.
-
-        Args:
-            seq_id: 0 to 191; higher ids are for twins.
-            setting: anything that the `pcd` argument takes; a mapping changes the setting in force. False: no twins
-                for its tokens. None: it follows `llm.pcd` again.
-
-        Raises:
-            ValueError: seq_id is out of range; or the setting differs from the context's where only the context can
-                change it. Before PCD is on, assigning `llm.pcd` raises the latter.
-            UnsupportedError: the sequence has a backend sampler.
-        """
-        seq_id = _SEQUENCE("seq_id", seq_id)
-        if setting is None:
-            lib.pcd(self).unset_sequence(seq_id)
-        else:
-            config = self._resolve(setting)
-            self._check_drafts(config)
-            lib.pcd(self).set_sequence(seq_id, config)
-        self._requires_eval = True  # the present logits were made under the old setting
 
     # -- generation ------------------------------------------------------------------------------------------------
 
@@ -606,7 +558,7 @@ class Llama(llama_cpp.Llama):
         return state
 
     def reset(self) -> None:
-        """llama_cpp.Llama.reset. Sequences keep their settings (set_sequence_pcd)."""
+        """llama_cpp.Llama.reset; recurrent states are forgotten too."""
         if not self._keeps_state:
             super().reset()
             return
@@ -616,7 +568,7 @@ class Llama(llama_cpp.Llama):
 
     def _renew_threads(self) -> None:
         """Other numbers of threads, where none were given and the machine has become busy, or idle."""
-        best = threads.choose(self._width, *self._n_threads, now=self._threads)
+        best = threads.choose(self._computing, *self._n_threads)
         if best[:2] != self._threads[:2]:
             lib.set_threads(self, best.decode, best.batch)
             lib.logger.info("%d threads, %d for prompts; %s", *best)
@@ -810,4 +762,10 @@ class Llama(llama_cpp.Llama):
         }
 
 
-rename(Llama, {"pcd_for": "set_sequence_pcd", "pcd_refusal": "check_pcd, which raises UnsupportedError"})
+rename(
+    Llama,
+    {
+        "set_sequence_pcd": "pcd, for all sequences of the context",
+        "pcd_refusal": "check_pcd, which raises UnsupportedError",
+    },
+)

@@ -319,7 +319,7 @@ class Server:
         n_ctx = given.get("ctx-size", "")
         on_gpu = bool(self._remote) or machine.has_gpu()
         options = {"n_gpu_layers": -1 if on_gpu else 0, "flash_attn": on_gpu}
-        threads = threads_module.choose(threads_module.width_of(one.path, options))
+        threads = threads_module.choose(options)
         if not n_ctx.isdecimal() or not int(n_ctx):  # a wrong one is for llama-server to refuse
             n_ctx = str(machine.checked_n_ctx(one.path, options, parallel, n_at_once, self._remote))
         chosen = {

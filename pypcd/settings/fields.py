@@ -224,7 +224,7 @@ class Fields:
         "all",
         Choice(get_args(Sequences)),
         "work",
-        "For batches of several sequences. chosen: PCD is off for those that `Llama.set_sequence_pcd` gave no setting.",
+        "For batches of several sequences. chosen: PCD is off for those that got no setting of their own by `llama_pcd_set_seq`, as in `pypcd serve`.",
     )
     adaptive: Adaptive | None = _field(
         None,

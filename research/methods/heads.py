@@ -110,7 +110,7 @@ class HeadRatios:
 
     def __init__(self, llm: Llama, ratios: Sequence[npt.ArrayLike]) -> None:
         self.ratios = [np.asarray(own, np.float64) for own in ratios]
-        self._base = engine.ggml_base()
+        self._base = engine.ggml
         self._queries: dict[int, _Queries] = {}
         self._turned: dict[int, set[str]] = {}  # of each layer, how the names begin of what was turned
         self._reason: str | None = None

@@ -14,7 +14,6 @@ import pytest
 from conftest import TOKENS, Load, Tiny, check_rows, close, native_row, rounding
 
 import pypcd
-from pypcd.engine import _stock
 
 ALPHA, SCALE = 6.0, 0.5
 Q, DOWN, EMBD = "blk.0.attn_q.weight", "blk.1.ffn_down.weight", "token_embd.weight"
@@ -72,7 +71,6 @@ def merged(model: Path, lora: dict[str, np.ndarray], path: Path) -> Path:
         ({}, "native"),
         ({"window": 16, "perturbation": "none"}, "native"),
         ({"cache": "shared"}, "stock"),
-        ({"cache": "separate"}, "stock"),
     ],
     ids=str,
 )
@@ -95,23 +93,21 @@ def test_rows_are_those_of_the_merged_weights(
     assert np.abs(native_row(llm) - native_row(plain)).max() > 0.5, "the LoRA must matter, or this test shows nothing"
 
 
-def test_a_second_context_is_told_the_last_of_what_was_set(tmp_path: Path, tiny: Tiny, load: Load) -> None:
-    """Not what failed, nor what was set before; each call is remembered once, also while PCD is off."""
-    lora = write_lora(tmp_path / "lora.gguf")
-    whole = merged(tiny("llama"), lora, tmp_path / "merged.gguf")
-    llm = load(tiny("llama"), False, engine="stock", lora_path=str(tmp_path / "lora.gguf"), lora_scale=SCALE)
-    adapters = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(llm._lora_adapter)
-    for scale in (3.0, 2.0, SCALE):
-        assert llama_cpp.llama_set_adapters_lora(llm.ctx, adapters, 1, (ctypes.c_float * 1)(scale)) == 0
-    vector = (ctypes.c_float * 65)(*[1.0] * 65)
-    assert llama_cpp.llama_set_adapter_cvec(llm.ctx, vector, 65, 65, 1, 2) != 0, "rows of this model have 64 numbers"
-    assert [name for name, _ in _stock._told[llm.ctx]] == ["llama_set_adapters_lora"]
-    llm.pcd = "paper:cache=separate"
-    llm.eval(TOKENS[:60])
-    check_rows(llm, whole, TOKENS[:60])
-    address = llm.ctx
-    llm.close()
-    assert address not in _stock._told
+def test_a_second_context_which_would_not_have_it_is_refused(tmp_path: Path, tiny: Tiny, load: Load) -> None:
+    """Before it is opened, and at the next row if the LoRA comes later; other contexts are not concerned."""
+    write_lora(tmp_path / "lora.gguf")
+    llm = load(tiny("llama"), False, engine="stock", lora_path=str(tmp_path / "lora.gguf"))
+    with pytest.raises(pypcd.UnsupportedError, match="does not have the LoRA or control vector of this one"):
+        llm.pcd = "paper:cache=separate"
+    other = load(tiny("llama"), "paper:cache=separate", engine="stock")
+    other.eval(TOKENS[:60])
+    check_rows(other, tiny("llama"), TOKENS[:60])
+    vector = (ctypes.c_float * 128)(*[1.0] * 128)
+    assert llama_cpp.llama_set_adapter_cvec(other.ctx, vector, 65, 65, 1, 2) != 0, "rows of this model have 64 numbers"
+    other.eval(TOKENS[60:61])
+    assert llama_cpp.llama_set_adapter_cvec(other.ctx, vector, 128, 64, 1, 2) == 0
+    with pytest.raises(pypcd.UnsupportedError, match="does not have the LoRA or control vector of this one"):
+        other.eval(TOKENS[61:62])
 
 
 def only(*names: str, **changed: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

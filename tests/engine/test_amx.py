@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import numpy as np
 import pytest
 from conftest import Tiny, run_python
@@ -21,9 +20,8 @@ from pypcd import engine
 from pypcd.engine import _amx, _amx_probe
 from pypcd.gguf import DEMO_MODEL
 
-LIB = Path(llama_cpp.__file__).parent / "lib"
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ggml uses AMX on Linux only")
-HAS_AMX = _amx._has_amx()
+HAS_AMX = not _amx._missing()
 Says = Callable[[str], None]
 needs_amx = pytest.mark.skipif(not HAS_AMX, reason="this CPU or this build of ggml has no AMX")
 
@@ -77,10 +75,11 @@ def test_the_probe_answers_and_says_nothing_else(capfd: pytest.CaptureFixture[st
 
 @pytest.fixture
 def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
-    """Has a script in the probe's place; each run leaves a line in `runs`. There is AMX, whatever this CPU has."""
-    monkeypatch.setattr(_amx, "_has_amx", lambda: True)
-    monkeypatch.setattr(_amx, "_key", lambda: (tmp_path / "library").read_text())
-    (tmp_path / "library").write_text("a library")
+    """Has a script in the probe's place; each run leaves a line in `runs`. There is AMX, whatever this CPU has, and a ggml in `lib`."""
+    monkeypatch.setattr(_amx, "_missing", lambda: "")
+    monkeypatch.setattr(_amx, "_LIB", tmp_path / "lib")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libggml-cpu.so").write_text("a library")
     script = tmp_path / "probe.py"
     monkeypatch.setattr(_amx, "_PROBE", script)
 
@@ -125,29 +124,23 @@ def test_each_way_to_end_has_its_meaning(
 def test_another_file_of_ggml_is_probed_anew(says: Says, tmp_path: Path) -> None:
     says("os.kill(os.getpid(), 11)")
     assert not engine.configure_amx().on
-    (tmp_path / "library").write_text("built with the cure")
+    (tmp_path / "lib/libggml-cpu.so").write_text("built with the cure")
     says("print('right')")
     assert engine.configure_amx().on and runs(tmp_path) == 2
-    assert json.loads((tmp_path / "cache/pypcd/amx.json").read_text())["built with the cure"] == "right"
-
-
-def test_the_file_of_ggml_is_told_by_its_name_size_and_time() -> None:
-    path = LIB / "libggml-cpu.so"
-    if path.exists():
-        status = path.stat()
-        assert _amx._key() == f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
+    engine.configure_amx()
+    assert runs(tmp_path) == 2
 
 
 @linux
-@pytest.mark.parametrize("content", ["", '{"/a/li', "[]", "null", '{"x": 3}', "\xff\xfe"])
-def test_a_file_that_cannot_be_read_is_no_answer(content: str, says: Says, tmp_path: Path) -> None:
-    file = tmp_path / "cache/pypcd/amx.json"
+@pytest.mark.parametrize("content", [b"", b"one line", b"/a\nright\n", b"/a\nright\nmore", b"\xff\xfe"])
+def test_a_file_that_cannot_be_read_is_no_answer(content: bytes, says: Says, tmp_path: Path) -> None:
+    file = tmp_path / "cache/pypcd/amx.txt"
     file.parent.mkdir(parents=True)
-    file.write_bytes(content.encode("latin-1"))
-    says("print('right')")
-    assert engine.configure_amx().on and runs(tmp_path) == 1
-    assert list(json.loads(file.read_text()).values()) == ["right"]
-    assert [path.name for path in file.parent.iterdir()] == ["amx.json"]
+    file.write_bytes(content)
+    says("os.kill(os.getpid(), 11)")
+    for _ in range(2):
+        assert not engine.configure_amx().on and runs(tmp_path) == 1
+    assert [path.name for path in file.parent.iterdir()] == ["amx.txt"]
 
 
 @linux
@@ -187,7 +180,7 @@ def test_the_variable_is_heard_before_the_probe(says: Says, tmp_path: Path, monk
         state = engine.configure_amx()
         assert (state.exists, state.on) == (True, value == "1") and f"PYPCD_AMX is {value}" in state.why
     monkeypatch.delenv("PYPCD_AMX")
-    monkeypatch.setattr(_amx, "_has_amx", lambda: False)
+    monkeypatch.setattr(_amx, "_missing", lambda: "there is none")
     assert engine.configure_amx()[:2] == (False, False) and runs(tmp_path) == 0
 
 
@@ -253,9 +246,8 @@ def test_so_is_a_stock_engines_model(says: Says, tiny: Tiny, monkeypatch: pytest
 
 
 BUFFERS = """
-import logging, os, sys
+import logging, sys
 import pypcd, llama_cpp
-from pypcd import engine
 lines = []
 handler = logging.Handler()
 handler.emit = lambda record: lines.append(record.getMessage())
@@ -263,68 +255,38 @@ logging.getLogger("pypcd").addHandler(handler)
 logging.getLogger("pypcd").setLevel(logging.DEBUG)
 path, who, tokens = sys.argv[1], sys.argv[2], list(range(3, 40))
 kwargs = dict(n_ctx=256, n_threads=1, n_threads_batch=1, n_gpu_layers=0, verbose=False)
+opens = {"stock": llama_cpp.Llama, "pypcd": pypcd.Llama, "False": lambda *a, **k: pypcd.Llama(*a, use_extra_bufts=False, **k)}
 for word in who.split(","):
-    if word == "stock":
-        llm = llama_cpp.Llama(path, **kwargs)
-    elif word == "pypcd":
-        llm = pypcd.Llama(path, **kwargs)
-    else:
-        llm = pypcd.Llama(path, use_extra_bufts=False, **kwargs)
+    llm = opens[word](path, **kwargs)
     llm.eval(tokens)
     llm.close()
-found = [line.split()[1] for line in lines if "model buffer size" in line]
-assert found, lines
-print(*found)
+print(*(line.split()[1] for line in lines if "model buffer size" in line))
 """
 
 
-def buffers(path: Path, who: str, **environment: str) -> list[str]:
-    """The types of buffers for weights that these classes, one after the other, have used in a process."""
-    done = run_python(BUFFERS, path, who, **environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.replace("_Mapped", "").split()  # of the file itself
-
-
-@pytest.fixture
-def coarse(tiny: Tiny) -> Path:
-    return tiny("llama", weight_type="Q4_0", n_embd=256)
-
-
-def remember(tmp_path: Path, verdict: str) -> None:
-    file = tmp_path / "cache/pypcd/amx.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({_amx._key(): verdict}))
-
-
 @needs_amx
-def test_until_it_is_known_to_work_amx_alone_is_left_out(coarse: Path, tmp_path: Path) -> None:
-    """Also of a stock llama_cpp.Llama, which asks for all buffer types and runs no probe."""
-    assert set(buffers(coarse, "stock")) == {"CPU", "CPU_REPACK"}
-    assert not (tmp_path / "cache").exists(), "the stock class has run a probe"
-    for verdict in ("crashes", "right?"):
-        remember(tmp_path, verdict)
-        assert set(buffers(coarse, "stock,pypcd")) == {"CPU", "CPU_REPACK"}
-    remember(tmp_path, "right")
-    assert set(buffers(coarse, "stock,pypcd", PYPCD_AMX="0")) == {"CPU", "CPU_REPACK"}
-    assert set(buffers(coarse, "False")) == {"CPU"}
+def test_what_each_class_uses_follows_what_is_known_of_the_kernels(tiny: Tiny, tmp_path: Path) -> None:
+    """Also a stock llama_cpp.Llama, which asks for all buffer types and runs no probe: AMX is left out until a pypcd.Llama is opened."""
+    path, file = tiny("llama", weight_type="Q4_0", n_embd=256), tmp_path / "cache/pypcd/amx.txt"
 
+    def buffers(who: str, **environment: str) -> set[str]:
+        """The types of buffers for weights that these classes, one after the other, have used in a process."""
+        done = run_python(BUFFERS, path, who, **environment)
+        assert done.returncode == 0 and done.stdout.strip(), done.stderr
+        return set(done.stdout.replace("_Mapped", "").split())  # of the file itself
 
-@needs_amx
-def test_where_the_probe_is_right_every_class_uses_amx(coarse: Path, tmp_path: Path) -> None:
+    without = {"CPU", "CPU_REPACK"}
+    assert buffers("stock") == without and not file.exists(), "the stock class has run a probe"
     state = engine.configure_amx()
-    if not state.on:
-        assert state.why.startswith("ggml's kernels for it")
-        pytest.skip(f"AMX does not work here: {state.why}")
-    assert "AMX" in buffers(coarse, "pypcd") and "AMX" in buffers(coarse, "stock")  # which remembers
-    assert "AMX" in buffers(coarse, "stock", XDG_CACHE_HOME=str(tmp_path / "other"), PYPCD_AMX="1")
-    assert "AMX" not in buffers(coarse, "stock", XDG_CACHE_HOME=str(tmp_path / "another"))
-
-
-@needs_amx
-def test_the_argument_is_in_force_for_its_model_alone_if_it_is_false(coarse: Path) -> None:
-    engine.configure_amx()
-    found = buffers(coarse, "False,pypcd")
-    assert found[0] == "CPU" and set(found[1:]) & {"AMX", "CPU_REPACK"}
+    assert state.on or state.why.startswith("ggml's kernels for it")
+    assert ("AMX" in buffers("pypcd")) == ("AMX" in buffers("pypcd,stock")) == state.on  # which remembers
+    assert buffers("stock") == without
+    assert buffers("False") == {"CPU"} and buffers("False,pypcd") & {"AMX", "CPU_REPACK"}
+    file.write_text(f"{_amx._key()}\nright\n")
+    assert buffers("stock,pypcd", PYPCD_AMX="0") == without
+    for verdict in ("crashes", "right?"):
+        file.write_text(f"{_amx._key()}\n{verdict}\n")
+        assert buffers("stock,pypcd") == without
 
 
 # --- the cure of compilers that break it ---

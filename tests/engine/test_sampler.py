@@ -8,7 +8,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from batches import decode_batch, set_seq
+from batches import OK, decode_batch, set_seq
 from conftest import TOKENS, Load, Tiny, check_rows, native_row
 
 import pypcd
@@ -93,7 +93,7 @@ def test_without_pcd_there_is_no_sampler(tiny: Tiny, load: Load) -> None:
 def test_a_sampler_without_a_row_samples_no_token_and_says_so(tiny: Tiny, load: Load) -> None:
     """Its sequence has PCD off, or its logits were not asked for: plain logits would pass for contrasted ones."""
     llm = load(tiny("llama"), "paper", n_seq_max=2)
-    llm.set_sequence_pcd(1, False)
+    assert set_seq(llm, 1, None) == OK
     entries = [(token, i, seq, i == 9) for seq in range(2) for i, token in enumerate(TOKENS[:10])]
     for row, message in ((-1, "row -1"), (19, "row 19"), (3, "row 3"), (-5, "row -5"), (9, None), (-2, None)):
         others = llama_cpp.llama_sampler_init_top_k(5), llama_cpp.llama_sampler_init_temp(0.7)
@@ -110,7 +110,7 @@ def test_a_sampler_without_a_row_samples_no_token_and_says_so(tiny: Tiny, load: 
                 assert f"{message} of the last batch has no contrast to sample from" in engine.last_errors()
             llama_cpp.llama_sampler_free(chain)
             engine.clear(llm)
-            llm.set_sequence_pcd(1, False)
+            assert set_seq(llm, 1, None) == OK
         for sampler in others:
             llama_cpp.llama_sampler_free(sampler)
     llm.reset()

@@ -5,7 +5,6 @@ Batches are passed to llama_decode directly; the same sequence alone in a contex
 from __future__ import annotations
 
 import ctypes
-import itertools
 from typing import Any
 
 import c_functions
@@ -28,14 +27,13 @@ from batches import (
     turn_off,
     turn_on,
 )
-from conftest import TOKENS, Load, Tiny, check_rows, close, native_row, tolerance, turn
+from conftest import TOKENS, Tiny, close, tolerance, turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pypcd
 from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
-from pypcd.settings import formula
 
 FLASH = {"flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED}
 MANY = {"n_seq_max": 80, "n_ctx": 1024}
@@ -168,7 +166,7 @@ def test_what_only_the_context_can_change_is_refused_before_and_after(
         assert status == _native.INVALID and text.startswith(f"sequence 1: {message}"), text
     decode_in([before], TOKENS[:5])
     assert before.row() is None, "PCD stays off"
-    _native.pcd_unset_seq(before.ctx, 1)
+    c_functions.pcd_unset_seq(before.ctx, 1)
     turn_on(before, base)
 
 
@@ -195,7 +193,7 @@ def test_a_sequence_or_a_value_that_cannot_be_is_refused_at_once(
     for name, value in own.items():
         setattr(params, name, value)
     of_the_context = [(_native.pcd_set,), (_native.pcd_check,)] if own else []
-    for call, *of in [(_native.pcd_set_seq, seq), *of_the_context]:
+    for call, *of in [(c_functions.pcd_set_seq, seq), *of_the_context]:
         assert call(context.ctx, *of, ctypes.byref(params), error, 500) == _native.INVALID
         assert message in error.value.decode()
 
@@ -257,7 +255,7 @@ def test_settings_follow_any_order_of_edits(data: st.DataObject, many: Context) 
             own[a] = None
             assert set_seq(many, a, None) == OK
         elif edit == "unset":
-            _native.pcd_unset_seq(many.ctx, a)
+            c_functions.pcd_unset_seq(many.ctx, a)
             own.pop(a, None)
         elif edit == "cp" and a != b:
             assert llama_cpp.llama_memory_seq_rm(memory, b, 0, -1)
@@ -386,65 +384,3 @@ def test_only_a_sequence_that_has_both_is_refused(native: Native, attach: Any) -
     llama_cpp.llama_set_sampler(context.ctx, 1, None)
     assert set_seq(context, 1, {"gamma": 5}) == OK
     assert plausible(context, 1) == 5
-
-
-# --- pypcd.Llama.set_sequence_pcd ---
-
-
-def test_a_sequence_may_have_its_own_contrast_or_none(tiny: Tiny, load: Load) -> None:
-    llm, plain = load(tiny("llama"), {"beta": 1}), load(tiny("llama"), False)
-    llm.set_sequence_pcd(0, False)
-    for each in (llm, plain):
-        each.eval(TOKENS[:30])
-    assert np.array_equal(native_row(llm), native_row(plain))
-    llm.set_sequence_pcd(0, {"beta": 3, "gamma": 4})
-    llm.eval(TOKENS[30:31])
-    rows = llm.pcd_logits()
-    kept = np.isfinite(rows.contrasted)
-    wanted = formula.contrast(rows.standard, rows.local, beta=3, gamma=4)
-    assert kept.sum() == 4 and np.allclose(rows.contrasted[kept], wanted[kept], rtol=1e-5, atol=1e-5)
-    llm.set_sequence_pcd(0, None)
-    llm.eval(TOKENS[31:32])
-    check_rows(llm, tiny("llama"), TOKENS[:32])
-    assert llm.pcd == pypcd.PCDConfig(beta=1)
-    with pytest.raises(ValueError, match="sequence 0: alpha is 0.5"):
-        llm.set_sequence_pcd(0, {"alpha": 0.5})
-    for seq_id in (200, -1, 1.0, "0"):
-        with pytest.raises(ValueError, match=f"seq_id is {seq_id!r}; allowed: an integer from 0 to 191"):
-            llm.set_sequence_pcd(seq_id, True)
-    with pytest.raises(ValueError, match="gamma is 0"):
-        llm.set_sequence_pcd(0, "paper:gamma=0")
-    with pytest.raises(TypeError, match="'bta'"):
-        llm.set_sequence_pcd(0, {"bta": 1})
-    llm.set_sequence_pcd(0, {"gamma": 4})  # which comes before that of a call
-    next(llm.generate(TOKENS[:9], pcd={"gamma": 7}))
-    assert np.isfinite(llm.pcd_logits().contrasted).sum() == 4
-    llm.pcd = False
-    llm.set_sequence_pcd(0, "paper:alpha=0.5")  # it waits for PCD, which judges it
-    with pytest.raises(ValueError, match="sequence 0: alpha is 0.5"):
-        llm.pcd = "paper"
-    assert llm.pcd is None
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-def test_a_sequences_setting_outlasts_what_generation_does_to_the_memory(arch: str, tiny: Tiny, load: Load) -> None:
-    """Rewinds for a common prefix, reset() and states, but not embed(), which clears it."""
-    llm = load(tiny(arch), "paper", embedding=True)
-
-    def n_plausible() -> int:
-        return int(np.isfinite(llm.pcd_logits().contrasted).sum())
-
-    llm.set_sequence_pcd(0, {"gamma": 4})
-    for prompt in (TOKENS[:20], [*TOKENS[:10], *TOKENS[30:40]], TOKENS[50:70], TOKENS[50:70]):
-        assert len(list(itertools.islice(llm.generate(prompt, temp=0), 3))) == 3 and n_plausible() == 4
-    state = llm.save_state()
-    llm.reset()
-    llm.eval(TOKENS[:9])
-    assert n_plausible() == 4
-    llm.load_state(state)
-    llm.eval(TOKENS[9:10])
-    assert n_plausible() == 4
-    if arch == "llama":
-        llm.embed("x")
-        llm.eval(TOKENS[:9])
-        assert n_plausible() == 30

@@ -154,42 +154,17 @@ def test_second_keys_of_a_text_that_begins_later(tiny: Tiny, load: Load) -> None
         check_rows(llm, path, TOKENS[: n + 1])
 
 
-@pytest.mark.parametrize("is_whole", [True, False])
-def test_second_keys_follow_restored_states(is_whole: bool, tiny: Tiny, load: Load) -> None:
+def test_second_keys_follow_a_restored_sequence(tiny: Tiny, load: Load) -> None:
+    """Through the low-level API."""
     llm = load(tiny("llama"), PAPER)
     llm.eval(TOKENS[:40])
-    state, sequence = llm.save_state(), cells(llm)
+    sequence = cells(llm)
     engine.clear(llm)
     llm.eval(TOKENS[60:100])
-    if is_whole:
-        llm.load_state(state)
-    else:
-        restore(llm, sequence)
+    restore(llm, sequence)
+    llm.n_tokens = 40
     llm.eval(TOKENS[40:41])
     check_rows(llm, tiny("llama"), TOKENS[:41])
-
-
-@beside_native
-def test_second_keys_follow_a_shift(tiny: Tiny, load: Load) -> None:
-    rows = []
-    for kind in ("stock", "native"):
-        llm = load(tiny("llama"), PAPER, engine=kind)
-        llm.eval(TOKENS[:PROMPT])
-        do(llm, "shift", 5)
-        llm.eval(TOKENS[PROMPT : PROMPT + 1])
-        rows.append(llm.pcd_logits())
-    close(rows[0].local, rows[1].local, rounding(tiny("llama")))
-    close(rows[0].standard, rows[1].standard, rounding(tiny("llama")))
-
-
-def test_second_keys_are_turned_by_the_table_in_force(tiny: Tiny, load: Load) -> None:
-    llm, path = load(tiny("llama"), PAPER), tiny("llama")
-    for i, setting in enumerate((PAPER, {**PAPER, "alpha": 0.5}, False, SHARED, PAPER)):
-        llm.pcd = False
-        llm.pcd = setting and pypcd.PCDConfig(**setting)
-        llm.eval(TOKENS[10 * i : 10 * i + 10])
-        if setting:
-            check_rows(llm, path, TOKENS[: llm.n_tokens])
 
 
 @pytest.mark.parametrize("evaluation", ["auto", "fused", "alternate"])
@@ -454,8 +429,6 @@ def test_settings_that_need_the_native_engine_are_refused(setting: Any, what: st
         with pytest.raises(pypcd.UnsupportedError, match=f"{what}.* needs (the native engine|pypcd's own libllama)"):
             attempt()
     llm.pcd = before
-    with pytest.raises(pypcd.UnsupportedError, match="a setting for one sequence needs"):
-        llm.set_sequence_pcd(0, {"beta": 1})
     with pytest.raises(pypcd.UnsupportedError, match="a sampler that contrasts needs"):
         pypcd.pcd_sampler(llm)
     with pytest.raises(ValueError, match="engine is 'stok'.*'stock'"):

@@ -36,7 +36,6 @@ from hypothesis import strategies as st
 from tiny_gguf import write_tiny_gguf
 
 import pypcd
-from pypcd.decode import Session
 from pypcd.engine import _log
 
 NARROW = 2  # of enum llama_pcd_fallback
@@ -226,24 +225,6 @@ def test_a_hybrid_has_more_sequences_in_a_batch_than_states_for_twins(native: Na
             same_rows(shared, alone)
 
 
-def test_states_of_a_hybrid_are_saved_and_loaded_with_and_without_room_for_twins(native: Native) -> None:
-    stock, context, fresh = (
-        native("lfm2", n_seq_max=2),
-        native("lfm2", {}, n_seq_max=2),
-        native("lfm2", {}, n_seq_max=2),
-    )
-    decode_in((stock, context), TOKENS[:20])
-    decode_in((stock, context), TOKENS[30:40], seq=1)
-    for source in (context, stock):  # into one with room, and into one without
-        state = source.save()
-        for target in (fresh, native("lfm2", n_seq_max=2)):
-            target.restore(state)
-            assert (target.span(0), target.span(1)) == (source.span(0), source.span(1))
-    decode_in((context, fresh, stock), TOKENS[50:52], seq=1)
-    same_rows(fresh, context)
-    close(fresh.rows()[0], stock.seen(), fresh.limit)
-
-
 # --- no other way without a word ---
 
 
@@ -407,17 +388,6 @@ def test_equal_seeds_give_equal_texts(setting: dict[str, Any], tiny: Tiny, load:
         assert answer() == first
 
 
-def test_what_has_to_be_repeatable_is_fused(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), None)
-    session = Session(llm)
-    for setting, evaluation in (({}, "fused"), ({"evaluation": "alternate"}, "alternate")):
-        session.start(TOKENS[:20], pypcd.PCDConfig(**setting))
-        assert llm.pcd.evaluation == evaluation
-    session.finish()
-    config = pypcd.PCDConfig(beta=1.5)
-    assert config.repeatable() == config.replace(evaluation="fused") == config.repeatable().repeatable()
-
-
 # --- graphs that take turns ---
 
 
@@ -437,28 +407,6 @@ def test_alternating_uses_both_graphs_again(arch: str, setting: dict[str, Any], 
     for token in TOKENS[42:62]:
         context.decode([token])
     assert context.n_reused - before == 40
-
-
-def test_memory_of_graphs_that_take_turns_is_small_counted_and_freed(native: Native) -> None:
-    def graph_bytes() -> int:
-        return context.stats.graph_bytes
-
-    context = native("llama", {"evaluation": "fused"})
-    for token in TOKENS[:9]:
-        context.decode([token])
-    assert graph_bytes() == 0
-    turn_on(context, {"evaluation": "auto", **CUT})
-    context.decode(TOKENS[:90])  # a prompt takes no turns
-    assert graph_bytes() == 0
-    one_row = 4 * (context.n_vocab + 256 * 4 * 8)  # logits, and generously what a twin takes
-    for evaluation in ("alternate", "auto"):
-        turn_on(context, {"evaluation": evaluation, **FLOOR})
-        assert graph_bytes() == 0
-        for token in TOKENS[:9]:
-            context.decode([token])
-        assert 0 < graph_bytes() < 16 * one_row
-    turn_on(context, {"evaluation": "fused"})
-    assert graph_bytes() == 0
 
 
 def test_kept_graphs_outlive_nothing_that_they_depend_on(native: Native) -> None:

@@ -248,12 +248,12 @@ def test_another_run_is_not_mixed_in(
 @pytest.mark.parametrize(
     ("given", "jobs", "wanted"),
     [
-        ({}, 1, (1, 1)),  # what is fastest now
+        ({}, 1, (1, 1)),  # what other programs leave
         ({}, 2, (4, 4)),
         ({}, 16, (1, 1)),
         ({"n_threads": 3, "n_threads_batch": None}, 2, (3, 3)),
         ({"n_threads_batch": 2}, 1, (1, 2)),
-        ({"flash_attn": True}, 1, (4, 8)),  # rows depend on it: nothing is measured
+        ({"flash_attn": True}, 1, (4, 8)),  # rows depend on it: the usual numbers
         ({"flash_attn": True, "n_threads": 2}, 1, (2, 2)),
     ],
 )
@@ -262,8 +262,8 @@ def test_a_run_has_the_same_threads_all_along(
 ) -> None:
     monkeypatch.setattr(machine, "n_cores", lambda: 8)
     monkeypatch.setattr(machine, "has_gpu", lambda options=None: False)
-    monkeypatch.setattr(threads, "_measured", {})
-    monkeypatch.setattr(engine, "step_times", lambda numbers, *_: {n: float(n) for n in numbers})
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr(threads, "_busy", lambda: 7)
     options = run_options(DEMO, given, jobs)
     assert (options["n_threads"], options["n_threads_batch"]) == wanted
     assert run_options(DEMO, options, jobs) == options
@@ -283,10 +283,10 @@ def test_layers_beside_a_gpu_depend_on_threads(
     assert ("n_threads" in facts(DEMO, options)["options"]) == matter
 
 
-def test_the_model_of_a_run_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_of_a_run_takes_what_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     choose = threads.choose
-    monkeypatch.setattr(threads, "choose", lambda width, *numbers, **now: given.append(numbers) or choose(1, 1, 1))
+    monkeypatch.setattr(threads, "choose", lambda options, *numbers: given.append(numbers) or choose({}, 1, 1))
     evaluate(dataclasses.replace(DEMO, n=1), Directory(tmp_path / "run"))
     assert given[0] == (None, None) and len(given) > 1 and set(given[1:]) == {(1, 1)}
 

@@ -45,8 +45,7 @@ TOUCHES = {
 }
 # private attributes of pypcd.Llama that pypcd may use
 OURS = {
-    "_pcd_set_to": "another setting, or none, for a while and back, with a sampler's share of the work",
-    "_apply": "a sampler takes the contrast over",
+    "_pcd_set_to": "another setting, or none, for a while and back",
     "_held": "what the context holds of a prompt, for all sessions",
     "_open": "the session whose answer is not finished",
     "_answer": "what PCD did to a method's answer, for last_answer",

@@ -62,7 +62,7 @@ def test_errors_are_caught_by_their_ordinary_types() -> None:
     [
         (pypcd, "contrast", "pypcd.settings.formula.contrast"),
         (pypcd, "methods", "pypcd.decode"),
-        (pypcd.Llama, "pcd_for", "Llama.set_sequence_pcd"),
+        (pypcd.Llama, "set_sequence_pcd", "Llama.pcd"),
         (pypcd.Llama, "pcd_refusal", "Llama.check_pcd"),
         (pypcd.PCDConfig, "windowed", "PCDConfig.preset('window')"),
         (pypcd.PCDConfig, "from_profile", "PCDConfig.resolve(path)"),

@@ -42,7 +42,6 @@ USES: dict[str, str] = {  # each public method and property that needs the model
     "n_embd": "llm.n_embd()",
     "n_vocab": "llm.n_vocab()",
     "pcd": "setattr(llm, 'pcd', True)",
-    "set_sequence_pcd": "llm.set_sequence_pcd(0, 'unsure')",
     "pcd_logits": "llm.pcd_logits()",
     "ask": "llm.ask(text='abc', question='b?')",
     "check_pcd": "llm.check_pcd()",
@@ -74,7 +73,7 @@ LOW = {
 PLAIN = {  # what only Python data is needed for
     "close", "context_params", "engine", "eval_logits", "eval_tokens", "from_pretrained", "last_answer", "logits_to_logprobs", "longest_token_prefix",
     "metadata",
-    "model_params", "n_seq_max", "reset", "set_cache", "set_seed", "set_sequence_pcd",
+    "model_params", "n_seq_max", "reset", "set_cache", "set_seed",
 }  # fmt: skip
 
 

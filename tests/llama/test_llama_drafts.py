@@ -43,7 +43,6 @@ WAYS: dict[str, Callable[[pypcd.Llama], Any]] = {
     "for a call": lambda llm: llm("a", pcd="window"),
     "for a stream": lambda llm: next(llm.generate(PROMPT, pcd="window")),
     "asked before": lambda llm: llm.check_pcd("window"),
-    "a sequence's": lambda llm: llm.set_sequence_pcd(0, "window"),
 }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import c_functions
 import llama_cpp
 import numpy as np
 from conftest import F32, close, rounding
@@ -180,7 +181,7 @@ def set_seq(context: Context, seq: int, setting: Setting | None) -> tuple[int, s
         combine = setting.get("combine", True)
         fields = {name: value for name, value in setting.items() if name != "combine"}
         params = ctypes.byref(native_params(pypcd.PCDConfig(**fields), combine=combine))
-    return _native.pcd_set_seq(context.ctx, seq, params, error, 500), error.value.decode()
+    return c_functions.pcd_set_seq(context.ctx, seq, params, error, 500), error.value.decode()
 
 
 def decode_batch(context: Context | pypcd.Llama, entries: Sequence[tuple[int, int, list[int], bool]]) -> int:

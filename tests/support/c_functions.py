@@ -1,5 +1,5 @@
-"""Functions in C (cpp/llama-pcd*.h) that pypcd itself never calls. The method: tests compare it with pypcd.settings.formula. And attention,
-which llama-server reads."""
+"""Functions in C (cpp/llama-pcd*.h) that pypcd itself never calls. The method: tests compare it with pypcd.settings.formula. And what
+llama-server does with sequences: it gives each a setting, and reads its attention."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ pcd_contrast = bind("llama_pcd_contrast", i32, float_p, float_p, i32, f32, i32, 
 pcd_strength = bind("llama_pcd_strength", f32, float_p, float_p, i32, f32, i32)
 pcd_entropy = bind("llama_pcd_entropy", f32, float_p, i32)
 said = ctypes.c_char_p, ctypes.c_size_t
+pcd_get = bind("llama_pcd_get", ctypes.c_bool, ctx_p, ctypes.POINTER(_bindings.Params))
+pcd_set_seq = bind("llama_pcd_set_seq", i32, ctx_p, i32, ctypes.POINTER(_bindings.Params), *said)
+pcd_unset_seq = bind("llama_pcd_unset_seq", None, ctx_p, i32)
 pcd_attention = bind("llama_pcd_attention", i32, ctx_p, i32, i32_p, i32, i32, i32_p, i32, f64_p, *said)
 
 

@@ -30,7 +30,6 @@ pypcd.PCDConfig().beta = 1.5  # wrong
 
 llm.pcd = 3.5  # wrong
 llm.pcd = {"bta": 1.5}  # wrong
-llm.set_sequence_pcd("1", True)  # wrong
 
 llm()  # wrong
 llm(3)  # wrong
