@@ -17,7 +17,7 @@ from research.plots import BLACK, BLUE, VERMILLION, drawing, new_figure
 from research.salience import RANKS, SalienceRow, count_ranks
 from research.spectrum import Spectrum
 
-__all__ = ["balances", "decay", "decay_grid", "drawable", "logits", "ranks", "salience", "spectrum"]
+__all__ = ["balances", "decay", "decay_grid", "logits", "ranks", "salience", "spectrum"]
 
 ORANGE, SKY, GREEN, PURPLE = "#E69F00", "#56B4E9", "#009E73", "#CC79A7"
 
@@ -37,18 +37,6 @@ _DECAY: Mapping[str, tuple[str, str, Any]] = {
     "over_rotated": ("over-rotated", VERMILLION, (0, (1, 1))),
     "contrasted": ("PCD", BLUE, "--"),
 }
-
-
-def drawable(text: str, n: int) -> str:
-    """At most n characters of a text; those that are not printable or not in the font are escaped."""
-    from matplotlib.font_manager import findfont, get_font  # type: ignore[import-not-found]
-
-    font = get_font(findfont("DejaVu Sans"))  # that of all pictures
-    kept = "".join(
-        c if c.isprintable() and font.get_char_index(ord(c)) else c.encode("unicode_escape").decode()
-        for c in text[: n + 1]
-    )
-    return kept if len(kept) <= n else kept[: n - 1] + "…"
 
 
 # -- decay ------------------------------------------------------------------------------------------
@@ -250,7 +238,7 @@ def balances(rows: Sequence[GainLoss]) -> Any:
                 shown = [(row.method, p, gain) for row, g, p, gain in points if (row.model, g) == (model, group)]
                 _balance(axes, shown, methods, x, y)
                 scores = [f"greedy: {greedys(p):.0f}% right, retrieval {greedys(gain):.0f}%" for _, p, gain in shown]
-                name = [drawable(model, 40)] if len(models) > 1 else []
+                name = [model] if len(models) > 1 else []
                 axes.set_title("\n".join([*name, f"{group} prompts", *scores[:1]]), parse_math=False)
         figure.supxlabel(f"difference on everyday questions (points); green: less than {MARGIN:g} lost", fontsize=8)
         figure.supylabel("gain on long retrieval (points)", fontsize=8)

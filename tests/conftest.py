@@ -63,7 +63,7 @@ FAST_FOLDERS = {"settings", "decode", "find"}
 FAST_MODULES = {
     "balance", "cli_tune", "constraint", "context", "cpp", "decay", "docs",
     "exports", "finding", "gate0", "graphwalks", "kv", "metrics",
-    "nolima", "packaging", "places", "progress", "report", "import_layers", "public", "ruler", "salience", "sampler", "sequences",
+    "packaging", "places", "progress", "report", "import_layers", "public", "ruler", "salience", "sampler", "sequences",
     "spectrum", "stats", "table", "tensors",
 }  # fmt: skip
 

@@ -57,7 +57,7 @@ _MOVED = {
     "--all": "left the package; name the methods with --method",
     "--question": "is written without its name: pypcd demo K",
     **dict.fromkeys(("--n", "--pcd"), "left pypcd demo; pypcd eval demo measures, with --n and --method pcd:SETTING"),
-    "--picture": f"{_LEFT}.one_answer MODEL --out FILE",
+    "--picture": "left the package; commit 2e7ce90 draws it, by python -m research.one_answer",
     "--html": "left the package; --json has all of it, and the page of 'pypcd serve' shows tokens with their candidates",
 }
 

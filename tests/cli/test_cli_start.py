@@ -77,7 +77,7 @@ def test_only_the_chosen_command_is_imported(command: str) -> None:
         (["demo", "--n=3"], "--n"),
         (["explain", "demo", "-p", "x", "-f", "y"], "not allowed with argument -p"),
         (["explain", "demo", "-p", "x", "--question", "kv-short:240:1"], "not allowed with argument -p"),
-        (["explain", "demo", "-p", "x", "--picture", "a.png"], "python -m research.one_answer MODEL --out FILE"),
+        (["explain", "demo", "-p", "x", "--picture", "a.png"], "commit 2e7ce90 draws it"),
         (["explain", "demo", "-p", "x", "--html=a.html"], "--html left the package; --json has all of it"),
         (["--nope"], "pypcd: error: there is no option --nope; the commands: chat, generate,"),
         ([], "usage: pypcd [-h] [--version] COMMAND ...\n\nBetter answers from long prompts"),
