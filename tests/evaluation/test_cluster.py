@@ -26,6 +26,7 @@ from pypcd.cli import main
 from pypcd.evaluation import Cluster, Directory, Plan, Progress, evaluate, executors, facts, run, run_options
 from pypcd.evaluation.run import Worker
 from pypcd.gguf import DEMO_MODEL
+from pypcd.llama import machine
 
 distributed = pytest.importorskip("distributed")
 KILLER = ("kv-short", 280, 1)  # the question that workers below die of
@@ -214,76 +215,42 @@ def test_without_dask_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys
     assert "pip install distributed" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("change", ["removed", "longer", "changed"])
-def test_a_worker_with_another_model_is_named(
-    change: str, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_without_the_model_is_named(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, everywhere = tmp_path / "model.gguf", cluster.everywhere
     model.write_bytes(DEMO_MODEL.read_bytes())
-
-    def meanwhile(call: Any) -> Any:
-        """What the workers find, once this process has looked at the file."""
-        if change == "removed":
-            model.unlink()
-        else:
-            model.write_bytes(DEMO_MODEL.read_bytes()[:-1] + b"!" * (2 if change == "longer" else 1))
-        return everywhere(call)
-
-    monkeypatch.setattr(cluster, "everywhere", meanwhile)
-    found = {"removed": "there is no model file", "longer": "model_bytes is", "changed": "weights is"}
-    with pytest.raises((pypcd.PCDError, FileNotFoundError), match=found[change]) as error:
+    # it is there when this process looks for it
+    monkeypatch.setattr(cluster, "everywhere", lambda call: model.unlink(missing_ok=True) or everywhere(call))
+    with pytest.raises(FileNotFoundError, match="there is no model file") as error:
         evaluate(dataclasses.replace(DEMO, model=str(model)), Directory(tmp_path / "run"), jobs=cluster, options=ONE)
     assert any(str(error.value).startswith(f"{worker}: ") for worker in cluster._client.nthreads())
 
 
-def set_version(text: str) -> None:
-    pypcd.__version__ = text
-
-
-def test_a_worker_with_another_version_is_named(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["weights", "model_bytes", "devices", "pypcd", "llama_cpp_python"])
+def test_a_worker_that_differs_from_the_run_is_named(
+    name: str, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, other = pypcd.__version__, list(cluster._client.nthreads())[1]
-    known = facts(DEMO, ONE)
-    cluster._client.run(set_version, "0.0.9", workers=[other])
-    try:
-        for late in (False, True):  # a worker that comes later is not among those that were looked at
-            if late:
-                monkeypatch.setattr(run, "facts", lambda *_: known)
-            with pytest.raises(
-                pypcd.PCDError, match=f"({other}|{platform.node()}): pypcd is '0.0.9' there, but '{here}'"
-            ):
-                evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
-    finally:
-        cluster._client.run(set_version, here, workers=[other])
+    known = {**facts(DEMO, ONE, cluster), name: "another"}
+    monkeypatch.setattr(run, "facts", lambda *_: known)
+    with pytest.raises(pypcd.PCDError, match=f"{platform.node()}: {name} is .* there, but 'another' in the run"):
+        evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
     assert not (tmp_path / "run" / "samples.jsonl").exists()
 
 
-OWN_DEVICES = run._devices
+def set_devices(found: list[dict[str, Any]]) -> None:
+    machine.devices = lambda: found
 
 
-def set_devices(text: str | None) -> None:
-    """Another name for the device, or its own."""
-    run._devices = (lambda on_gpu: [text]) if text else OWN_DEVICES
-
-
-def test_the_workers_of_a_run_have_devices_of_one_kind(cluster: Cluster, tmp_path: Path) -> None:
-    """The run is theirs: this process may have others."""
-    first, other = cluster._client.nthreads()
-    own = cluster._client.run(run._devices, on_gpu=False)[first]
-    cluster._client.run(set_devices, "abacus", workers=[other])
+def test_the_devices_of_a_run_are_those_of_its_workers(cluster: Cluster, tmp_path: Path) -> None:
+    """This process may have others."""
+    own = machine.devices()
+    cluster._client.run(set_devices, [{"description": "abacus", "is_gpu": False}])
     try:
-        said = f"({first}|{other}): devices is .*abacus.* in the run"  # of the worker that has answered first
-        with pytest.raises(pypcd.PCDError, match=said):
-            facts(DEMO, ONE, jobs=cluster)
-        cluster._client.run(set_devices, "abacus")
-        known = facts(DEMO, ONE, jobs=cluster)
-        assert known["devices"] == ["abacus"] != own and facts(DEMO, ONE)["devices"] == own
         outcome = evaluate(dataclasses.replace(DEMO, n=1), Directory(tmp_path / "run"), jobs=cluster, options=ONE)
-        assert len(outcome.records) == 2 * 3
-        assert json.loads((tmp_path / "run" / "run.json").read_text())["devices"] == ["abacus"]
     finally:
-        cluster._client.run(set_devices, None)
+        cluster._client.run(set_devices, own)
+    assert len(outcome.records) == 2 * 3
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["devices"] == ["abacus"]
+    assert "abacus" not in facts(DEMO, ONE)["devices"]
 
 
 def test_a_worker_without_pypcd_is_named(scheduler: Any, tmp_path: Path) -> None:

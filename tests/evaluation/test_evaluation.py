@@ -267,20 +267,7 @@ def test_a_run_has_the_same_threads_all_along(
     options = run_options(DEMO, given, jobs)
     assert (options["n_threads"], options["n_threads_batch"]) == wanted
     assert run_options(DEMO, options, jobs) == options
-    known = {name: options[name] for name in ("n_threads", "n_threads_batch")}
-    assert facts(DEMO, options)["options"] == ({"flash_attn": True, **known} if "flash_attn" in given else {})
-
-
-@pytest.mark.parametrize(
-    ("options", "matter"),
-    [({}, False), ({"n_gpu_layers": -1}, False), ({"n_gpu_layers": 0}, False), ({"n_gpu_layers": 8}, True)],
-)
-def test_layers_beside_a_gpu_depend_on_threads(
-    options: dict[str, Any], matter: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Flash attention is on there by default."""
-    monkeypatch.setattr(machine, "has_gpu", lambda options=None: True)
-    assert ("n_threads" in facts(DEMO, options)["options"]) == matter
+    assert facts(DEMO, options)["options"] == ({"flash_attn": True} if "flash_attn" in given else {})
 
 
 def test_the_model_of_a_run_measures_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
