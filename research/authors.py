@@ -18,7 +18,7 @@ from pypcd.evaluation.tasks.kv import KV
 from pypcd.evaluation.tasks.metrics import KV_SEPARATORS
 from pypcd.evaluation.tasks.ruler import N_HOPS, NOISE, chain, hidden, names_of, tracking
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
-from pypcd.evaluation.tasks.size import Sized, check_cell
+from pypcd.evaluation.tasks.size import Sized
 from pypcd.prompt import Prompt
 
 __all__ = ["KVAuthors", "VTAuthors"]
@@ -39,7 +39,7 @@ class KVAuthors(KV):
     may_exceed = True
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        check_cell(n, n_tokens)
+        self.check(n, n_tokens)
         n_pairs = round(n_tokens * PAIRS_PER_4000 / 4000)
         if n_pairs < self.smallest:
             raise InputError(

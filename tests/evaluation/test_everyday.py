@@ -22,8 +22,8 @@ from pypcd.evaluation.tasks.size import largest
 from pypcd.prompt import Prompt, prompt_tokens
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"
-SHOTS = {made.kind.name: made for made in EVERYDAY if made.way == "shots"}
-BEHIND = {made.kind.name: made for made in EVERYDAY if made.way == "behind"}
+SHOTS = {made.kind.name: made for made in EVERYDAY if not made.behind}
+BEHIND = {made.kind.name: made for made in EVERYDAY if made.behind}
 NAMES = list(SHOTS)
 
 
@@ -83,14 +83,11 @@ def test_a_long_prompt_shows_all_examples_before_one_is_shown_again(name: str) -
 
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=40),
-    st.integers(0, 60),
     st.integers(0, 2),
     st.integers(1, 150),
     st.none() | st.integers(2, 30),
 )
-def test_the_largest_size_is_found_from_any_guess(
-    lengths: list[int], near: int, smallest: int, n_tokens: int, most: int | None
-) -> None:
+def test_the_largest_size_is_found(lengths: list[int], smallest: int, n_tokens: int, most: int | None) -> None:
     """Against trying every size; a size's prompt has one letter and as many more as its parts have."""
 
     def make(size: int) -> Sample:
@@ -106,9 +103,9 @@ def test_the_largest_size_is_found_from_any_guess(
     ]
     if not sizes:
         with pytest.raises(ValueError, match=f"n_tokens is {n_tokens}; allowed: at least"):
-            largest(make, smallest, n_tokens, 3, Letters(), near=near, most=most)
+            largest(make, smallest, n_tokens, 3, Letters(), most)
     else:
-        assert largest(make, smallest, n_tokens, 3, Letters(), near=near, most=most) == max(sizes)
+        assert largest(make, smallest, n_tokens, 3, Letters(), most) == max(sizes)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -49,8 +49,8 @@ TASKS = tuple(_TASKS)
 GROUPS = {
     "ruler": tuple(made.name for made in RULER),
     "graphwalks": tuple(made.name for made in GRAPHWALKS),
-    "everyday": tuple(made.name for made in EVERYDAY if made.way == "shots"),
-    "everyday-behind": tuple(made.name for made in EVERYDAY if made.way == "behind"),
+    "everyday": tuple(made.name for made in EVERYDAY if not made.behind),
+    "everyday-behind": tuple(made.name for made in EVERYDAY if made.behind),
     "reading": tuple(made.name for made in READING),
     "chats": tuple(made.name for made in CHATS),
 }
