@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from runs import made_up
 
-from pypcd.evaluation import GROUPS, Plan, advice, by_depth, effective_lengths, markdown, paired, rows
+from pypcd.evaluation import GROUPS, Plan, advice, by_depth, markdown, paired, rows
 
 
 def test_tables_against_hand_worked_records() -> None:
@@ -20,27 +20,6 @@ def test_tables_against_hand_worked_records() -> None:
     assert "| 100 | pcd | 75.0 | +25.0 [+10.0, +45.0] ~ | 0.062 | 5 / 0 | 0 of 10, 0.0 | 0.812 | 0.250 |" in text
     bands = by_depth(plan, records, "kv", 100)
     assert [p.score for p in bands["greedy"]] == [50.0] * 5 and [p.n for p in bands["pcd"]] == [4] * 5
-
-
-def test_the_effective_length_by_hand() -> None:
-    """In percent at 100, 200, 400 and 800 tokens: greedy 80, 70, 68, 60; pcd 50, 40, 50, 50; beam nothing at the shortest."""
-    scores = {"greedy": (80, 70, 68, 60), "pcd": (50, 40, 50, 50), "beam": (0, 10, 0, 0), "cad": (20, 17, 18, 30)}
-    lengths = (100, 200, 400, 800)
-    plan = Plan("m.gguf", ("kv",), tuple(scores), lengths, n=100)
-    records = {
-        key: {
-            "score": float(key[2] < scores[key[3]][lengths.index(key[1])]),
-            "salience": 1.0,
-            "n_tokens": 4,
-            "depth": None,
-        }
-        for key in plan.everything()
-    }
-    assert effective_lengths(rows(plan, records), "kv") == {"greedy": 400, "pcd": 100, "cad": 800}
-    text = markdown(plan, records, {"kv": "accuracy"}, {})
-    assert "below 85% of that at 100 tokens: greedy 400, pcd 100, cad 800." in text
-    one = Plan("m.gguf", ("kv",), tuple(scores), (100,), n=100)
-    assert "Effective length" not in markdown(one, records, {"kv": "accuracy"}, {})
 
 
 def test_a_group_is_counted_over_all_of_its_questions() -> None:
