@@ -21,8 +21,7 @@ _LEGEND = """\
 {n} questions a cell{half}, seed {seed}, {asked}. Scores in %. The difference to greedy is in points, on the same questions,
 with its 95% bootstrap interval; ~ marks one that spans zero or has p of 0.05 or more: no difference shown. p: exact
 McNemar, for graded scores the sign test. Wins and losses: questions on which the method, on which greedy scored higher.
-Spoilt: questions that greedy has right and the method has not, of those that greedy has right, and in percent.
-MRR: mean reciprocal rank of the gold token where an answer first leaves it, of all and of wrong answers."""
+Spoilt: questions that greedy has right and the method has not, of those that greedy has right, and in percent."""
 
 
 Records = Mapping[Key, Mapping[str, Any]]
@@ -35,9 +34,6 @@ class Row:
 
     Attributes:
         paired: its score and difference to greedy, in points.
-        mrr: mean reciprocal rank of the gold token (the next one of the right answer) where an answer first differs from
-            it; 1 if it does not differ (Eq. 1's S).
-        mrr_wrong: the same over answers with a score below 1; None if there are none.
         n_tokens: mean length of its answers.
     """
 
@@ -45,8 +41,6 @@ class Row:
     length: int
     method: str
     paired: Paired
-    mrr: float | None
-    mrr_wrong: float | None
     n_tokens: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -58,7 +52,7 @@ def rows(plan: Plan, records: Records) -> list[Row]:
     """One row for each task, length and method that has answers, in the plan's order; then the same for each group of
     tasks of which the plan has all, over all of their questions."""
     return [
-        _row(name, length, method, cell)
+        Row(name, length, method, _paired(cell), statistics.fmean(mine["n_tokens"] for mine, _ in cell))
         for name, tasks in (*((task, (task,)) for task in plan.tasks), *_groups(plan).items())
         for length in plan.lengths
         for method in plan.methods
@@ -79,15 +73,6 @@ def _cell(plan: Plan, records: Records, tasks: Sequence[str], lengths: Sequence[
 
 def _paired(cell: Sequence[Pair]) -> Paired:
     return paired([mine["score"] for mine, _ in cell], [plain["score"] for _, plain in cell])
-
-
-def _row(task: str, length: int, method: str, cell: Sequence[Pair]) -> Row:
-    mine = [record for record, _ in cell]
-    salience = [record["salience"] for record in mine if record["salience"] is not None]
-    of_wrong = [record["salience"] for record in mine if record["salience"] is not None and record["score"] < 1]
-    mrr, mrr_wrong = (statistics.fmean(values) if values else None for values in (salience, of_wrong))
-    n_tokens = statistics.fmean(record["n_tokens"] for record in mine)
-    return Row(task, length, method, _paired(cell), mrr, mrr_wrong, n_tokens)
 
 
 def advice(plan: Plan, records: Records) -> str:
@@ -160,8 +145,8 @@ def _section(title: str, name: str, table: Sequence[Row]) -> list[str]:
     return [
         f"## {title}",
         "",
-        "| tokens | method | score | difference | p | wins / losses | spoilt | MRR | MRR, wrong |",
-        "| ---: | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
+        "| tokens | method | score | difference | p | wins / losses | spoilt |",
+        "| ---: | --- | ---: | --- | ---: | ---: | ---: |",
         *(_line(row) for row in table if row.task == name),
         "",
     ]
@@ -175,7 +160,6 @@ def _line(row: Row) -> str:
     else:
         chance = f"{p.p:.3f}" if p.p >= 0.001 else "<0.001"
         cells += [interval(p), chance, f"{p.wins} / {p.losses}", f"{p.spoilt} of {p.right}, {p.regression:.1f}"]
-    cells += ["" if mrr is None else f"{mrr:.3f}" for mrr in (row.mrr, row.mrr_wrong)]
     return "| " + " | ".join(cells) + " |"
 
 

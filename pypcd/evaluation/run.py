@@ -14,12 +14,10 @@ import llama_cpp
 
 import pypcd
 from pypcd.decode import Method, Session, parse
-from pypcd.decode.vocabulary import Vocabulary
 from pypcd.engine import choose_engine
 from pypcd.errors import MENDABLE, InputError, ModelError, PCDError
 from pypcd.evaluation import executors
 from pypcd.evaluation.executors import Cluster, Jobs, Record
-from pypcd.evaluation.gold import Gold
 from pypcd.evaluation.plan import Directory, Key, Plan
 from pypcd.evaluation.progress import Progress
 from pypcd.evaluation.tasks import task as task_named
@@ -283,7 +281,6 @@ class Worker:
             except (InputError, ModelError) as error:
                 why = f"it needs prompts in one micro-batch, here of {n_ctx} tokens: {error}"
                 self.refused[name] = why if method.rows.whole_prompt else str(error)
-        self.vocabulary = Vocabulary(self.llm)
         self._tokenizer = ModelTokenizer(self.llm, chat=plan.chat)
         self._counts = counts_of(plan)
         self._cells: dict[tuple[str, int], tuple[list[Sample], tuple[Prompt, ...]]] = {}
@@ -349,25 +346,21 @@ class Worker:
         try:
             return {**begun, **self._answered(key, sample, method)}
         except MENDABLE as error:  # only this question failed: go on with the others
-            return {**begun, "error": str(error), "score": 0.0, "salience": None, "n_tokens": 0}
+            return {**begun, "error": str(error), "score": 0.0, "n_tokens": 0}
 
     def _answered(self, key: Key, sample: Sample, method: Method) -> Record:
         """What the run keeps of an answer."""
         task, plan = self._tasks[key[0]], self.plan
-        gold = Gold(self.vocabulary, sample.gold, *(("", "") if plan.chat else (sample.end, task.stop)))
         answer = method.generate(
             self._session(method),
             sample.prompt,
             max_tokens=plan.max_tokens or task.max_tokens,
             stop=task.stop,
             chat=plan.chat,
-            look=gold.look,
         )
         return {
             "prediction": answer.text,
             "score": task.score(answer.text, sample),
-            "gold_rank": gold.rank,
-            "salience": None if gold.rank is None else 1 / gold.rank,
             "n_prompt": answer.n_prompt,
             "n_tokens": len(answer.tokens),
             "seconds": round(answer.seconds, 4),

@@ -80,14 +80,8 @@ class Tried:
     def is_eligible(self) -> bool:
         """Whether it gains something, gets no fewer everyday questions right, and spoils at most 1% of those that greedy has right."""
         usual = self.everyday
-        return self.gain.difference > 0 and (
-            usual is None or (usual.difference >= 0 and usual.regression <= MOST_SPOILT)
-        )
-
-    @property
-    def merit(self) -> tuple[float, float]:
-        """What eligible settings are ranked by."""
-        return self.gain.difference, self.everyday.difference if self.everyday else 0.0
+        costs_nothing = usual is None or (usual.difference >= 0 and usual.regression <= MOST_SPOILT)
+        return self.gain.difference > 0 and costs_nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,8 +239,9 @@ def tune(
         else:
             tried.update({name: Tried(tried[name].gain, found[name][ALL]) for name in gaining if name in found})
 
-    eligible = [name for name in tried if name not in refused and tried[name].is_eligible]
-    best = max(eligible, key=lambda name: tried[name].merit, default=None)
+    eligible = {name: tried[name] for name in tried if name not in refused and tried[name].is_eligible}
+    merit = {name: (t.gain.difference, t.everyday.difference if t.everyday else 0.0) for name, t in eligible.items()}
+    best = max(merit, key=lambda name: merit[name], default=None)
     chosen = [best] if best is not None else []
     progress.expect(everyday_ones.keys(_SECOND, chosen) if everyday_ones and chosen else [])
     gain, failed = long.compare(_SECOND, [*chosen, INSTEAD])

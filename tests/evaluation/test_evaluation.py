@@ -11,12 +11,10 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
-import numpy as np
 import pytest
 from conftest import Tiny
 from runs import (
@@ -38,7 +36,6 @@ import pypcd
 import research.methods
 from pypcd import engine
 from pypcd.decode import Session
-from pypcd.decode.vocabulary import Vocabulary
 from pypcd.evaluation import (
     Directory,
     ModelTokenizer,
@@ -52,14 +49,10 @@ from pypcd.evaluation import (
     task,
     tasks,
 )
-from pypcd.evaluation.gold import Gold
 from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
 from pypcd.gguf import DEMO_MODEL, read_gguf
 from pypcd.llama import machine, threads
 from pypcd.prompt import Prompt
-
-Load = Callable[..., pypcd.Llama]
-
 
 # -- runs ------------------------------------------------------------------------------------------------------------
 
@@ -414,51 +407,3 @@ def test_plans_are_checked_and_have_greedy(changes: dict[str, Any], named: str) 
     assert Plan(**fields).methods == ("greedy", "pcd")
     with pytest.raises(ValueError, match=named):
         Plan(**{**fields, **changes})
-
-
-# -- gold tokens -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def follow(tiny: Tiny, load: Load) -> Callable[..., int | None]:
-    """The rank of a right answer, if each token of an answer has the logit 5 and `above` tokens in all have more than 0."""
-    llm = load(tiny("llama"), False)  # a token for each byte
-    vocabulary = Vocabulary(llm)
-
-    def rank(answer: str, gold: str, *, above: int = 1, ended: bool = False, **ends: str) -> int | None:
-        result = Gold(vocabulary, gold, **ends)
-        for token in [*llm.tokenize(answer.encode(), add_bos=False, special=False), *[llm.token_eos()] * ended]:
-            row = np.zeros(llm.n_vocab(), np.float32)
-            row[token], row[300 : 300 + above - 1] = 5.0, 1.0
-            result.look(token, row)
-        return result.rank
-
-    return rank
-
-
-def test_gold_is_ranked_at_the_token_that_leaves_it(follow: Callable[..., int | None]) -> None:
-    assert follow("abX", "abc", above=2) == 3  # the chosen token and one more are above
-    assert follow("abc", "abc", above=2) == 1
-    assert follow("abcd", "abc", above=2) == 1
-    assert follow("ab", "abc", above=2) is None
-    assert follow('": abc', "abc", above=2) == 1  # what the paper's authors skip
-    assert follow("-abc", "abc", above=2) == 3
-
-
-def test_gold_is_complete_with_what_ends_it(follow: Callable[..., int | None]) -> None:
-    line, lines = {"end": "\n\n", "stop": "\n"}, {"end": "\n\n", "stop": "\n\n"}
-    for answer, ends, ended, rank in (
-        ("abc", line, False, None),
-        ("abc\n", line, False, 1),
-        ("abc\n\n", line, False, 1),
-        ("abc,", line, False, 2),  # right so far, but it does not end
-        ("abc", line, True, 1),
-        ("ab", line, True, 2),
-        ("abc\n", line, True, 1),
-        ("abc\n", lines, True, 1),
-        ("abc\n", lines, False, None),
-        ("abc\nd", lines, False, 2),
-        ("abc\n\n", lines, False, 1),
-        ("abc,", {}, False, 1),  # a task that does not say what ends an answer
-    ):
-        assert follow(answer, " abc", ended=ended, **ends) == rank, (answer, ends, ended)
