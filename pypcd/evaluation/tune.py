@@ -19,13 +19,13 @@ from pypcd.evaluation.executors import Jobs
 from pypcd.evaluation.plan import BASELINE, HALVES, Directory, Key, Plan
 from pypcd.evaluation.progress import Progress
 from pypcd.evaluation.run import Outcome, context_of, counts_of, evaluate, run_options
-from pypcd.evaluation.stats import Paired, needed, noninferiority_n, paired
+from pypcd.evaluation.stats import Paired, paired
 from pypcd.evaluation.tasks import GROUPS
 from pypcd.evaluation.tasks.everyday import LEAST, SHORT, kind_of
 from pypcd.settings.config import PCDConfig
 from pypcd.settings.ranges import Integer
 
-__all__ = ["ALL", "FEW_SETTINGS", "MOST_SPOILT", "N_EVERYDAY", "SETTINGS", "Cell", "Tried", "Tuned", "tune"]
+__all__ = ["ALL", "FEW_SETTINGS", "MOST_SPOILT", "N_EVERYDAY", "SETTINGS", "WORTH", "Cell", "Tried", "Tuned", "tune"]
 
 SETTINGS = (
     "unsure",
@@ -54,6 +54,9 @@ INSTEAD = "replay"
 
 MOST_SPOILT = 1.0
 """Percent of the everyday questions that greedy has right: how many of them a setting may have wrong."""
+
+WORTH = 10.0
+"""Points: a gain below this is not worth more questions."""
 
 Cell = tuple["str | None", "int | None"]
 """A task or a group of tasks, and a length. (None, None) stands for all of them together."""
@@ -115,18 +118,6 @@ class Tuned:
         return self.tried[self.best] if self.best else max(self.tried.values(), key=lambda tried: tried.gain.difference)
 
     @property
-    def n_needed(self) -> int:
-        """About how many judged questions show a gain of 10 points with 80% probability, if that setting and greedy score differently
-        on as many of them as on the first half."""
-        return needed(_disagreement(self.chosen_by.gain))
-
-    @property
-    def n_everyday_needed(self) -> int | None:
-        """About how many judged everyday questions show, as often, that less than 2 points are lost if nothing is lost; None
-        if everyday questions say nothing."""
-        return noninferiority_n(_disagreement(self.everyday[ALL])) if self.everyday else None
-
-    @property
     def gains(self) -> bool:
         """Whether the best setting beats greedy on the second half of the long questions by more than chance."""
         return ALL in self.gain and self.gain[ALL].is_clear and self.gain[ALL].difference > 0
@@ -137,11 +128,6 @@ class Tuned:
         return any(result.is_clear and result.difference < 0 for result in self.everyday.values())
 
     @property
-    def spares(self) -> bool:
-        """Whether a loss of 2 points on everyday questions is excluded, and at most 1% of what greedy has right is spoilt."""
-        return bool(self.everyday) and self.everyday[ALL].spares and not (self.harms or self.spoils)
-
-    @property
     def spoils(self) -> bool:
         """Whether it spoils more than 1% of the everyday questions that greedy has right (neutral regression)."""
         return bool(self.everyday) and self.everyday[ALL].regression > MOST_SPOILT
@@ -149,14 +135,15 @@ class Tuned:
     @property
     def verdict(self) -> Literal["on", "off", "unknown"]:
         """The conclusion: the setting helps and everyday questions lose nothing, as far as they say anything ("on"); PCD is best
-        left off ("off"); or there were too few questions to tell."""
-        if self.harms or (ALL in self.gain and self.gain[ALL].is_clear and not self.gains):
+        left off ("off"); or there were too few questions to tell: a gain of 10 points or a loss of 2 is not excluded."""
+        gain = self.gain.get(ALL, self.chosen_by.gain)
+        if self.harms or (gain.is_clear and not self.gains):
             return "off"
         if not self.gains:
-            return "off" if self.n_judged >= self.n_needed else "unknown"
-        if self.spares or not self.everyday:
-            return "on"
-        return "off" if self.everyday[ALL].n >= (self.n_everyday_needed or 0) else "unknown"
+            return "off" if gain.excludes(WORTH) else "unknown"
+        if self.spoils:
+            return "off"
+        return "on" if not self.everyday or self.everyday[ALL].spares else "unknown"
 
     @property
     def config(self) -> PCDConfig | None:
@@ -314,8 +301,3 @@ class _Questions:
                 scores[ALL] = scores.pop(ALL)
                 found[name] = {cell: paired(*zip(*both)) for cell, both in scores.items()}
         return found, refused
-
-
-def _disagreement(result: Paired) -> float:
-    """The share of the questions on which the two scored differently."""
-    return (result.wins + result.losses) / result.n
