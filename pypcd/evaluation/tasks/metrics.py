@@ -5,16 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "KV_SEPARATORS",
-    "any_match",
-    "f1",
-    "first_named",
-    "recall",
-    "same_sentence",
-    "set_f1",
-    "word_match",
-]
+__all__ = ["KV_SEPARATORS", "any_match", "first_named", "recall", "same_sentence", "set_f1", "word_match"]
 
 KV_SEPARATORS: tuple[str, ...] = ("\n", ":", '"', "'", ".", ",", "?", "!", "{", "}")
 
@@ -40,15 +31,7 @@ def any_match(prediction: str, references: Sequence[str]) -> float:
 def set_f1(prediction: str, references: Sequence[str]) -> float:
     """F1 of a comma-separated list as a set, as GraphWalks is scored: a repeated item counts once, and the case matters."""
     items = {item.strip() for item in prediction.split(",")} - {""}
-    return f1(len(items.intersection(references)), len(items), len(references))
-
-
-def f1(n_right: int, n_given: int, n_wanted: int) -> float:
-    """The harmonic mean of precision and recall."""
-    if not n_right:
-        return 0.0
-    precision, recalled = n_right / n_given, n_right / n_wanted
-    return 2 * precision * recalled / (precision + recalled)
+    return 2 * len(items.intersection(references)) / (len(items) + len(references))
 
 
 def first_named(prediction: str, answer: str, others: Sequence[str] = (), spelt: str = "") -> float:

@@ -24,20 +24,7 @@ from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
 from pypcd.evaluation.tasks.size import Sized, fill
 from pypcd.prompt import Prompt
 
-__all__ = [
-    "CWE",
-    "FWE",
-    "NIAH",
-    "NOISE",
-    "N_HOPS",
-    "VT",
-    "chain",
-    "hidden",
-    "listed",
-    "names_of",
-    "numbered",
-    "tracking",
-]
+__all__ = ["CWE", "FWE", "NIAH", "NOISE", "N_HOPS", "VT", "chain", "hidden", "names_of", "tracking"]
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
