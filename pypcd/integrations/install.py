@@ -55,11 +55,6 @@ def install(pcd: PCDSetting = "unsure") -> None:
     _choose(pcd)
     if sys.modules.get("llama_cpp") is not None:
         apply()
-    app, types = (sys.modules.get(f"llama_cpp.server.{name}") for name in ("app", "types"))
-    if app and types and app.CreateCompletionRequest is types.CreateCompletionRequest:  # without the finder's check
-        warnings.warn(
-            'llama_cpp.server passes over "pcd" in requests: it was imported before pypcd.install()', stacklevel=2
-        )
 
 
 def _choose(pcd: PCDSetting) -> None:
