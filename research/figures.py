@@ -212,7 +212,7 @@ def _length_axis(axes: Any, rows: Sequence[SalienceRow]) -> None:
 
 # -- gain and loss ------------------------------------------------------------------------------------------
 
-_FAR = -30.0, 60.0  # points: what lies further out is drawn at the edge, with its figures
+_FAR = -30.0, 60.0  # points: what lies further out is drawn at the edge
 
 
 def balances(rows: Sequence[GainLoss]) -> Any:
@@ -256,7 +256,6 @@ def _balance(
     axes.axvspan(-MARGIN, x[1], color=GREEN, alpha=0.1, linewidth=0, zorder=0)
     axes.axvline(0, color="0.6", linewidth=0.8, zorder=0)
     axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-    far = []
     for method, p, gain in shown:
         colour, marker, face = _look(method, methods)
         at = _within(p.difference, x), _within(gain.difference, y)
@@ -264,10 +263,6 @@ def _balance(
         axes.plot([at[0]] * 2, [gain.low, gain.high], color=colour, linewidth=1)
         axes.plot(*at, color=colour, marker=marker, markerfacecolor=face, markersize=5.5, linestyle="", zorder=3,
                   label=_label(method, methods))  # fmt: skip
-        if at != (p.difference, gain.difference):
-            figures = f"{p.difference:+.0f}, {gain.difference:+.0f}".replace("-", "−")  # as on the axes
-            far.append((at, figures, colour))
-    _label_far(axes, far, x, y)
     axes.set_xlim(x)
     axes.set_ylim(y)
     axes.tick_params(labelbottom=True, labelleft=True)
@@ -303,16 +298,6 @@ def _look(method: str, methods: Sequence[str]) -> tuple[str, str, str]:
         return "0.45", "XPd*"[i % 4], "0.45"
     colour, _, marker = STYLES[i % len(STYLES)]
     return colour, marker, colour if i < len(STYLES) else "white"
-
-
-def _label_far(axes: Any, far: Sequence[tuple[tuple[float, float], str, str]], x: _Ends, y: _Ends) -> None:
-    """The figures of points beyond the axes, above their bars at the edge, none on another."""
-    line, used = 0.07 * (y[1] - y[0]), y[0] - 1.0
-    for (at, height), text, colour in sorted(far, key=lambda point: point[0][1]):
-        used = max(height + line / 2, used + line)
-        right = at < sum(x) / 2
-        shift = 0.025 * (x[1] - x[0]) * (1 if right else -1)
-        axes.text(at + shift, used, text, color=colour, fontsize=7, va="center", ha="left" if right else "right")
 
 
 # -- spectrum ------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class Follower(Progress):
             return
         self.clear()
         _terminal.say(
-            f"about {duration(self.seconds + left)} for {self.n_asked:,} answers at the speed of the first "
+            f"about {duration(self.seconds + left)} for {self.n_made + self.n_answers - self.n_answers_done:,} answers at the speed of the first "
             f"{self.seconds:.0f} s"
         )
 

@@ -6,42 +6,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import logging
-import os
 import platform
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import DEMO, ONE, Records, finished, lines, python_path, tables, wait_until, without_time
+from runs import DEMO, ONE, Records, finished, lines, python_path, tables, wait_until
 
 import pypcd
 from pypcd.cli import main
 from pypcd.evaluation import Cluster, Directory, Plan, Progress, evaluate, executors, facts, run, run_options
-from pypcd.evaluation.run import Worker
 from pypcd.gguf import DEMO_MODEL
 from pypcd.llama import machine
 
 distributed = pytest.importorskip("distributed")
-KILLER = ("kv-short", 280, 1)  # the question that workers below die of
 
 
 @pytest.fixture(scope="module")
 def expected(finished: tuple[Directory, Records]) -> Records:
     """The records of one process."""
     return finished[1]
-
-
-def started(n: int, **options: Any) -> Any:
-    how = {"threads_per_worker": 1, "memory_limit": 0, "host": "127.0.0.1", **options}
-    no_page = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
-    return distributed.LocalCluster(n_workers=n, silence_logs=logging.CRITICAL, scheduler_kwargs=no_page, **how)
 
 
 @contextlib.contextmanager
@@ -103,26 +92,8 @@ def test_a_run_goes_on_elsewhere(cluster: Cluster, expected: Records, tmp_path: 
     assert tables(DEMO, made) == tables(DEMO, expected) and len(lines(directory)) == len(expected)
 
 
-class Told(Worker):
-    """Notes in a file that it was opened, and by which process."""
-
-    def __init__(self, plan: Plan, options: Mapping[str, Any], file: str) -> None:
-        super().__init__(plan, options)
-        with open(file, "a", encoding="utf-8") as notes:
-            notes.write(f"{os.getpid()}\n")
-
-
 def is_open() -> bool:
     return executors._open is not None
-
-
-def test_a_process_opens_its_model_once_and_closes_it(cluster: Cluster, tmp_path: Path) -> None:
-    notes = tmp_path / "opened"
-    worker = functools.partial(Told, file=str(notes))
-    evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE, worker=worker)
-    opened = notes.read_text().splitlines()
-    assert len(opened) == len(set(opened)) == 2
-    assert wait_until(30, lambda: not any(cluster._client.run(is_open).values()))
 
 
 def test_threads_are_a_share_of_the_cores(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,29 +104,6 @@ def test_threads_are_a_share_of_the_cores(cluster: Cluster, monkeypatch: pytest.
 
 
 # -- what is lost ------------------------------------------------------------------------------------------------------
-
-
-class Killed(Worker):
-    """Dies in the midst of a question, once."""
-
-    def __init__(self, plan: Plan, options: Mapping[str, Any], file: str) -> None:
-        super().__init__(plan, options)
-        self._file = Path(file)
-
-    def _answered(self, key: Any, sample: Any, method: Any) -> dict[str, Any]:
-        if key == (*KILLER, "pcd") and not self._file.exists():
-            self._file.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super()._answered(key, sample, method)
-
-
-def test_a_killed_worker_loses_nothing(expected: Records, tmp_path: Path) -> None:
-    worker = functools.partial(Killed, file=str(tmp_path / "killed"))
-    with started(2) as own, Cluster(own.scheduler_address) as cluster:
-        cluster._client.wait_for_workers(2, timeout=60)
-        made = evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE, worker=worker).records
-    assert (tmp_path / "killed").exists()
-    assert without_time(made) == without_time(expected)
 
 
 def test_a_lost_scheduler_keeps_what_was_answered(scheduler: Any, expected: Records, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from runs import made_up
 
-from pypcd.evaluation import GROUPS, Plan, advice, by_depth, markdown, paired, rows
+from pypcd.evaluation import GROUPS, Plan, advice, by_depth, markdown, rows
 
 
 def test_tables_against_hand_worked_records() -> None:
@@ -44,13 +44,6 @@ def test_a_half_is_said_and_counted() -> None:
     assert [row.paired.n for row in rows(plan, records)] == [3, 3]
     text = markdown(plan, records, {"kv": "accuracy"}, {})
     assert "3 questions a cell, the first half of 5, seed 0" in text and "## kv (accuracy)\n" in text
-
-
-def test_fractions_are_compared_too() -> None:
-    result = paired([0.5, 1.0, 0.25, 0.0], [0.25, 0.5, 0.5, 0.0])
-    assert (result.wins, result.losses, result.difference, result.score) == (2, 1, 12.5, 43.75)
-    same = paired([0.1, 0.7, 0.3] * 20, [0.1, 0.7, 0.3] * 20)
-    assert not same.is_clear and same.p == 1.0
 
 
 @pytest.mark.parametrize(

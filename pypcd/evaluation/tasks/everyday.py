@@ -19,7 +19,7 @@ from pypcd.evaluation.tasks import frozen
 from pypcd.evaluation.tasks.sample import Sample
 from pypcd.prompt import Prompt
 
-__all__ = ["EVERYDAY", "KINDS", "LEAST", "SHORT", "Everyday", "Kind", "kind_of"]
+__all__ = ["EVERYDAY", "LEAST", "SHORT", "Everyday", "kind_of"]
 
 SHORT = 300
 """The longest prompt with its answer that counts as short: it has a few examples, though more might fit."""
@@ -27,43 +27,8 @@ SHORT = 300
 LEAST = 20.0
 """A model that gets fewer everyday questions right, in percent, tells nothing of what a setting costs there."""
 
-FEWEST = 2  # examples
-
 Pair = tuple[str, str]
 """A question and its answer. A question that ends with a line break has its answer below it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """A kind of questions.
-
-    Attributes:
-        name: of the task, after "everyday-".
-        max_tokens: the longest answer; a right one takes about half of it.
-        n_examples: of a short prompt.
-        in_lines: whether an answer may have several lines.
-    """
-
-    name: str
-    max_tokens: int
-    n_examples: int
-    in_lines: bool = False
-
-
-KINDS = (
-    Kind("facts", 12, 8),
-    Kind("json", 48, 3),
-    Kind("schema", 48, 3),
-    Kind("tools", 48, 3),
-    Kind("copy", 48, 4, in_lines=True),
-    Kind("sort", 16, 8),
-    Kind("arithmetic", 10, 8),
-    Kind("spelling", 16, 8),
-    Kind("formats", 24, 5),
-    Kind("classify", 8, 7),
-    Kind("code", 24, 4),
-    Kind("brackets", 32, 4),
-)
 
 
 @dataclasses.dataclass(eq=False)
@@ -71,26 +36,31 @@ class Everyday(frozen.Written[int]):
     """A kind of everyday questions in one of two ways.
 
     Attributes:
+        max_tokens: the longest answer; a right one takes about half of it.
+        n_examples: of a short prompt.
+        in_lines: whether an answer may have several lines.
         behind: whether a long prompt has unrelated text before a few examples. Else one longer than SHORT has as many examples as fit.
     """
 
-    kind: Kind
+    kind: str
+    max_tokens: int
+    n_examples: int
+    in_lines: bool = False
     behind: bool = False
 
     metric = "accuracy"
-    smallest = FEWEST
+    smallest = 2  # examples
 
     def __post_init__(self) -> None:
-        self.name = f"everyday-{self.kind.name}" + "-behind" * self.behind
-        self.max_tokens = self.kind.max_tokens
-        self.stop = "\n\n" if self.kind.in_lines else "\n"
+        self.name = f"everyday-{self.kind}" + "-behind" * self.behind
+        self.stop = "\n\n" if self.in_lines else "\n"
 
     @property
     def questions(self) -> Sequence[int]:
-        return range(len(frozen.rows("everyday", self.kind.name)))
+        return range(len(frozen.rows("everyday", self.kind)))
 
     def most(self, n_tokens: int) -> int | None:
-        return None if self.behind or n_tokens > SHORT else self.kind.n_examples
+        return None if self.behind or n_tokens > SHORT else self.n_examples
 
     def score(self, prediction: str, sample: Sample) -> float:
         """1 if the answer, up to the stop and without white space around its lines, is the right one; else 0."""
@@ -99,8 +69,8 @@ class Everyday(frozen.Written[int]):
 
     def sample(self, i: int, asked: int, size: int) -> Sample:
         """The question with as many examples as `size`, or with the few of a short prompt and a sentence for each more."""
-        row = frozen.rows("everyday", self.kind.name)[asked]
-        n_examples = min(size, self.kind.n_examples) if self.behind else size
+        row = frozen.rows("everyday", self.kind)[asked]
+        n_examples = min(size, self.n_examples) if self.behind else size
         shots = [(question, _after(question, answer)) for question, answer in self.examples(asked, n_examples)[::-1]]
         prompt = Prompt(after=row["question"])
         if n_examples < size:  # as a text that was handed over, in which methods look for what the question needs
@@ -115,10 +85,10 @@ class Everyday(frozen.Written[int]):
     def examples(self, asked: int, n: int) -> list[Pair]:
         """The n examples nearest to a question, the nearest first. The question is not among them; examples repeat only where its
         kind and half has no others."""
-        own = _pairs(frozen.rows("everyday", self.kind.name)[asked])
+        own = _pairs(frozen.rows("everyday", self.kind)[asked])
         if n <= len(own):
             return own[:n]
-        return [*own, *itertools.islice(itertools.cycle(_others(self.kind.name, asked)), n - len(own))]
+        return [*own, *itertools.islice(itertools.cycle(_others(self.kind, asked)), n - len(own))]
 
 
 @functools.cache
@@ -140,9 +110,23 @@ def _after(question: str, answer: str) -> str:
     return answer if question.endswith("\n") else f" {answer}"
 
 
-EVERYDAY = tuple(Everyday(kind, behind) for behind in (False, True) for kind in KINDS)
+_KINDS = (
+    Everyday("facts", 12, 8),
+    Everyday("json", 48, 3),
+    Everyday("schema", 48, 3),
+    Everyday("tools", 48, 3),
+    Everyday("copy", 48, 4, in_lines=True),
+    Everyday("sort", 16, 8),
+    Everyday("arithmetic", 10, 8),
+    Everyday("spelling", 16, 8),
+    Everyday("formats", 24, 5),
+    Everyday("classify", 8, 7),
+    Everyday("code", 24, 4),
+    Everyday("brackets", 32, 4),
+)
+EVERYDAY = (*_KINDS, *(dataclasses.replace(made, behind=True) for made in _KINDS))
 
-_KINDS_BY_TASK = {made.name: made.kind.name for made in EVERYDAY}
+_KINDS_BY_TASK = {made.name: made.kind for made in EVERYDAY}
 
 
 def kind_of(task: str) -> str | None:
