@@ -71,7 +71,7 @@ class Progress:
     def begin(self, keys: Iterable[Key], todo: Iterable[Key]) -> None:
         """Begin a pass, of which `todo` has no answers yet."""
         self._todo = set(todo)
-        self._done |= set(keys) - self._todo
+        self._done = (self._done | set(keys)) - self._todo
         self._tell(self)
 
     def answered(self, key: Key, seconds: float | None) -> None:
