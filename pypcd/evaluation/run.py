@@ -210,20 +210,12 @@ def evaluate(
 
 
 def tasks_of(plan: Plan) -> dict[str, Task]:
-    """A plan's tasks by name.
-
-    Raises:
-        ValueError: as task().
-    """
+    """A plan's tasks by name."""
     return {name: task_named(name) for name in plan.tasks}
 
 
 def counts_of(plan: Plan) -> dict[str, int]:
-    """How many questions each task has in a cell.
-
-    Raises:
-        ValueError: as task().
-    """
+    """How many questions each task has in a cell."""
     return {name: min(plan.n, made.n_questions or plan.n) for name, made in tasks_of(plan).items()}
 
 
@@ -265,43 +257,37 @@ class Worker:
         n_ctx = context_of(plan, options)
         settings = {"n_seq_max": max(method.n_sequences for method in methods.values()), **options, "n_ctx": n_ctx}
         self.llm = Llama(plan.model, **settings)
-        self.session = Session(self.llm)
+        self._contexts = {_own_context(Method(""), options.get("engine")): Session(self.llm)}
+        self._sessions: dict[str, Session] = {}  # of each method
         self.refused: dict[str, str] = {}
-        self._engine = options.get("engine")
-        self._sessions = {_own_context(Method(""), self._engine): self.session}
         for name, method in methods.items():  # some need a context of their own
-            own = _own_context(method, self._engine)
+            own = _own_context(method, options.get("engine"))
             try:
-                if own not in self._sessions:
+                if own not in self._contexts:
                     batch = {"n_batch": n_ctx, "n_ubatch": n_ctx} if method.rows.whole_prompt else {}
                     types = method.cache.options if method.cache else {}
-                    self._sessions[own] = Session(
-                        Llama(plan.model, **{**settings, **batch, **types, "engine": own[-1]})
-                    )
+                    llm = Llama(plan.model, **{**settings, **batch, **types, "engine": own[-1]})
+                    self._contexts[own] = Session(llm)
             except (InputError, ModelError) as error:
                 why = f"it needs prompts in one micro-batch, here of {n_ctx} tokens: {error}"
                 self.refused[name] = why if method.rows.whole_prompt else str(error)
+                continue
+            self._sessions[name] = self._contexts[own]
+            refusal = method.with_pool(_A_PROMPT).refusal(self._sessions[name].llm, chat=plan.chat)
+            if refusal is not None:
+                self.refused[name] = refusal
         self._tokenizer = ModelTokenizer(self.llm, chat=plan.chat)
         self._counts = counts_of(plan)
         self._cells: dict[tuple[str, int], tuple[list[Sample], tuple[Prompt, ...]]] = {}
         for task in self._tasks.values():
             for length in plan.lengths:
                 _samples(task, 1, length, self._tokenizer, plan.seed)  # fails now if the length is far too short
-
-        for name, method in methods.items():
-            if name not in self.refused:
-                refusal = method.with_pool(_A_PROMPT).refusal(self._session(method).llm, chat=plan.chat)
-                if refusal is not None:
-                    self.refused[name] = refusal
         # methods without an edit share the cached prompt, so they come first; an edit makes another prompt
         self._order = sorted(methods, key=lambda name: (methods[name].edit is not None, plan.methods.index(name)))
 
     def close(self) -> None:
-        for session in self._sessions.values():
+        for session in self._contexts.values():
             session.llm.close()
-
-    def _session(self, method: Method) -> Session:
-        return self._sessions[_own_context(method, self._engine)]
 
     def cell(self, name: str, length: int) -> tuple[list[Sample], tuple[Prompt, ...]]:
         """The questions of a cell, and its pool: other questions, for methods that need some."""
@@ -329,7 +315,7 @@ class Worker:
                     yield key, None
                 else:
                     yield key, self._record(key, samples[index], self._pooled[method])
-        for session in self._sessions.values():
+        for session in self._contexts.values():
             session.clear()  # the next sample starts from an empty cache too
 
     def _record(self, key: Key, sample: Sample, method: Method) -> Record:
@@ -352,7 +338,7 @@ class Worker:
         """What the run keeps of an answer."""
         task, plan = self._tasks[key[0]], self.plan
         answer = method.generate(
-            self._session(method),
+            self._sessions[key[3]],
             sample.prompt,
             max_tokens=plan.max_tokens or task.max_tokens,
             stop=task.stop,
