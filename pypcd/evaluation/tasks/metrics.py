@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-__all__ = ["KV_SEPARATORS", "any_match", "first_named", "recall", "same_sentence", "set_f1", "word_match"]
-
-KV_SEPARATORS: tuple[str, ...] = ("\n", ":", '"', "'", ".", ",", "?", "!", "{", "}")
+__all__ = ["any_match", "first_named", "recall", "same_sentence", "set_f1", "word_match"]
 
 
-def word_match(prediction: str, answer: str, separators: Iterable[str] = KV_SEPARATORS) -> float:
+def word_match(prediction: str, answer: str) -> float:
     """InfiniteBench's get_score_one_kv_retrieval: 1 if the answer is one of the prediction's words."""
-    for separator in separators:
-        prediction = prediction.replace(separator, " ")
-    return float(answer in prediction.split())
+    return float(answer in re.sub("[\n:\"'.,?!{}]", " ", prediction).split())
 
 
 def recall(prediction: str, references: Sequence[str]) -> float:
