@@ -13,7 +13,7 @@ from pypcd.cli import _options, _progress, _table, _terminal, _text
 from pypcd.errors import InputError
 from pypcd.evaluation import Paired, Plan, facts, run_options
 from pypcd.evaluation.plan import BASELINE
-from pypcd.evaluation.stats import MARGIN, NOT_SHOWN, interval, min_n_to_detect
+from pypcd.evaluation.stats import MARGIN, MIN_N, NOT_SHOWN, interval
 from pypcd.evaluation.tasks.everyday import LEAST
 from pypcd.evaluation.tune import (
     ALL,
@@ -140,7 +140,7 @@ def _how_little(tuned: Tuned, everyday: int) -> str:
         else ""
     )
     return (
-        f"quick is a first look: {tuned.n_judged} long questions judge, of which at least {min_n_to_detect()} must differ to show "
+        f"quick is a first look: {tuned.n_judged} long questions judge, of which at least {MIN_N} must differ to show "
         f"anything{cost}. Without --quick more are asked."
     )
 

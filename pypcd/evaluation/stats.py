@@ -6,7 +6,6 @@ Knows nothing of models.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -16,9 +15,11 @@ import numpy as np
 
 from pypcd.errors import InputError
 
-__all__ = ["MARGIN", "NOT_SHOWN", "Paired", "interval", "min_n_to_detect", "paired"]
+__all__ = ["MARGIN", "MIN_N", "NOT_SHOWN", "Paired", "interval", "paired"]
 
 LEVEL = 0.05
+MIN_N = 6
+"""Fewer samples that differ show nothing (Paired.is_clear): 2 / 2**5 is 0.0625."""
 MARGIN = 2.0
 """Points: a loss below this counts as none (Paired.spares)."""
 
@@ -111,15 +112,6 @@ def paired(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0,
         int((b >= 1).sum()),
         int(((b >= 1) & (a < 1)).sum()),
     )
-
-
-@functools.cache
-def min_n_to_detect() -> int:
-    """The smallest number of samples that can show a difference, if the method wins on all of them (Paired.is_clear)."""
-    n = 1
-    while not paired([1.0] * n, [0.0] * n).is_clear:
-        n += 1
-    return n
 
 
 def interval(d: Any, decimals: int = 1) -> str:
