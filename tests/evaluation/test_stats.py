@@ -72,7 +72,7 @@ def test_unpaired_outcomes_are_refused(method: list[bool], baseline: list[bool])
 
 def test_fewer_than_six_samples_show_nothing() -> None:
     """Two-sided sign test: 2 / 2^5 is 0.0625, 2 / 2^6 is 0.03125."""
-    assert [n for n in range(1, 9) if paired([1.0] * n, [0.0] * n).is_clear][0] == MIN_N
+    assert next(n for n in range(1, 9) if paired([1.0] * n, [0.0] * n).is_clear) == MIN_N
 
 
 # -- that nothing is lost ----------------------------------------------------------------------------------------------
