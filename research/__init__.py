@@ -9,7 +9,7 @@ pypcd never imports this. A module is a subject, and one that has a command is r
     golds, finding                public questions and where their answers stand; how often finders find them
     methods/; eval                decoding methods of others: beam search, DoLa, Ms-PoE, Self-Extend, CAD, reranking; `pypcd eval` with them
     paper, models, survey, balance            the paper's tables; one plan for any models, its gains and losses
-    train_demo_model, time_server             how the included model was trained; what requests cost
+    time_server                   what requests cost
     figures, files, command       pictures (needs matplotlib), tables, how a command starts
 """
 

@@ -10,15 +10,14 @@ import functools
 import math
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pypcd.errors import InputError
 from pypcd.evaluation.tasks import register
 from pypcd.evaluation.tasks.kv import KV
-from pypcd.evaluation.tasks.metrics import KV_SEPARATORS
 from pypcd.evaluation.tasks.ruler import N_HOPS, NOISE, chain, hidden, names_of, tracking
 from pypcd.evaluation.tasks.sample import Sample, Tokenizer
-from pypcd.evaluation.tasks.size import Sized, check_cell
+from pypcd.evaluation.tasks.size import Sized
 from pypcd.prompt import Prompt
 
 __all__ = ["KVAuthors", "VTAuthors"]
@@ -34,12 +33,18 @@ class KVAuthors(KV):
     max_tokens: int = 100
 
     before = "Given the JSON object below, extract and return only the value corresponding to the specified key.\n\n"
-    after = ". Return only the value and do not include any additional text in your response:"
-    separators = (*KV_SEPARATORS, "</s>")
     may_exceed = True
 
+    def question(self, i: int, pairs: Sequence[tuple[str, str]], at: int) -> Sample:
+        sample = super().question(i, pairs, at)
+        asked = f"{sample.prompt.after}{sample.prompt.answer_prefix}. Return only the value and do not include any additional text in your response:"
+        return dataclasses.replace(sample, prompt=sample.prompt.replace(after=asked, answer_prefix=""))
+
+    def score(self, prediction: str, sample: Sample) -> float:
+        return super().score(prediction.replace("</s>", " "), sample)
+
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        check_cell(n, n_tokens)
+        self.check(n, n_tokens)
         n_pairs = round(n_tokens * PAIRS_PER_4000 / 4000)
         if n_pairs < self.smallest:
             raise InputError(

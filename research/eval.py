@@ -1,9 +1,8 @@
-"""`pypcd eval` with the methods that the paper compares with, its authors' tasks, NoLiMa, pictures of the differences, and
-the paper's tables beside those of a run.
+"""`pypcd eval` with the methods that the paper compares with, its authors' tasks, pictures of the differences, and the
+paper's tables beside those of a run.
 
 python -m research.eval MODEL --method dola-low,ms-poe,segr
 python -m research.eval MODEL --paper table2
-python -m research.eval MODEL --task nolima --data FOLDER
 python -m research.eval MODEL --method pcd:paper:base=1e4,pcd:paper:base=3e4      # B' itself, in place of base_ratio = B'/B
 """
 
@@ -11,14 +10,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import re
 import sys
 from collections.abc import Sequence
 
 import research.authors
-import research.methods
-import research.nolima  # noqa: F401  the same
+import research.methods  # noqa: F401  registers them
 from pypcd import cli, files
 from pypcd.cli import eval as product
 from pypcd.evaluation import Directory, rows
@@ -32,10 +29,7 @@ __all__ = ["main"]
 def main(words: Sequence[str]) -> int:
     own = argparse.ArgumentParser(prog="python -m research.eval", add_help=False)
     own.add_argument("--paper", choices=sorted(PAPER_TABLES))
-    own.add_argument("--data")
     asked, others = own.parse_known_args(words)
-    if asked.data:
-        os.environ["NOLIMA"] = os.path.abspath(asked.data)
     paper = PAPER_TABLES.get(asked.paper)
     parser = argparse.ArgumentParser(prog="python -m research.eval")
     product.add_arguments(parser)

@@ -17,7 +17,7 @@ from research.plots import BLACK, BLUE, VERMILLION, drawing, new_figure
 from research.salience import RANKS, SalienceRow, count_ranks
 from research.spectrum import Spectrum
 
-__all__ = ["balances", "decay", "decay_grid", "drawable", "logits", "ranks", "salience", "spectrum"]
+__all__ = ["balances", "decay", "decay_grid", "logits", "ranks", "salience", "spectrum"]
 
 ORANGE, SKY, GREEN, PURPLE = "#E69F00", "#56B4E9", "#009E73", "#CC79A7"
 
@@ -37,18 +37,6 @@ _DECAY: Mapping[str, tuple[str, str, Any]] = {
     "over_rotated": ("over-rotated", VERMILLION, (0, (1, 1))),
     "contrasted": ("PCD", BLUE, "--"),
 }
-
-
-def drawable(text: str, n: int) -> str:
-    """At most n characters of a text; those that are not printable or not in the font are escaped."""
-    from matplotlib.font_manager import findfont, get_font  # type: ignore[import-not-found]
-
-    font = get_font(findfont("DejaVu Sans"))  # that of all pictures
-    kept = "".join(
-        c if c.isprintable() and font.get_char_index(ord(c)) else c.encode("unicode_escape").decode()
-        for c in text[: n + 1]
-    )
-    return kept if len(kept) <= n else kept[: n - 1] + "…"
 
 
 # -- decay ------------------------------------------------------------------------------------------
@@ -224,7 +212,7 @@ def _length_axis(axes: Any, rows: Sequence[SalienceRow]) -> None:
 
 # -- gain and loss ------------------------------------------------------------------------------------------
 
-_FAR = -30.0, 60.0  # points: what lies further out is drawn at the edge, with its figures
+_FAR = -30.0, 60.0  # points: what lies further out is drawn at the edge
 
 
 def balances(rows: Sequence[GainLoss]) -> Any:
@@ -250,7 +238,7 @@ def balances(rows: Sequence[GainLoss]) -> Any:
                 shown = [(row.method, p, gain) for row, g, p, gain in points if (row.model, g) == (model, group)]
                 _balance(axes, shown, methods, x, y)
                 scores = [f"greedy: {greedys(p):.0f}% right, retrieval {greedys(gain):.0f}%" for _, p, gain in shown]
-                name = [drawable(model, 40)] if len(models) > 1 else []
+                name = [model] if len(models) > 1 else []
                 axes.set_title("\n".join([*name, f"{group} prompts", *scores[:1]]), parse_math=False)
         figure.supxlabel(f"difference on everyday questions (points); green: less than {MARGIN:g} lost", fontsize=8)
         figure.supylabel("gain on long retrieval (points)", fontsize=8)
@@ -268,7 +256,6 @@ def _balance(
     axes.axvspan(-MARGIN, x[1], color=GREEN, alpha=0.1, linewidth=0, zorder=0)
     axes.axvline(0, color="0.6", linewidth=0.8, zorder=0)
     axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-    far = []
     for method, p, gain in shown:
         colour, marker, face = _look(method, methods)
         at = _within(p.difference, x), _within(gain.difference, y)
@@ -276,10 +263,6 @@ def _balance(
         axes.plot([at[0]] * 2, [gain.low, gain.high], color=colour, linewidth=1)
         axes.plot(*at, color=colour, marker=marker, markerfacecolor=face, markersize=5.5, linestyle="", zorder=3,
                   label=_label(method, methods))  # fmt: skip
-        if at != (p.difference, gain.difference):
-            figures = f"{p.difference:+.0f}, {gain.difference:+.0f}".replace("-", "−")  # as on the axes
-            far.append((at, figures, colour))
-    _label_far(axes, far, x, y)
     axes.set_xlim(x)
     axes.set_ylim(y)
     axes.tick_params(labelbottom=True, labelleft=True)
@@ -315,16 +298,6 @@ def _look(method: str, methods: Sequence[str]) -> tuple[str, str, str]:
         return "0.45", "XPd*"[i % 4], "0.45"
     colour, _, marker = STYLES[i % len(STYLES)]
     return colour, marker, colour if i < len(STYLES) else "white"
-
-
-def _label_far(axes: Any, far: Sequence[tuple[tuple[float, float], str, str]], x: _Ends, y: _Ends) -> None:
-    """The figures of points beyond the axes, above their bars at the edge, none on another."""
-    line, used = 0.07 * (y[1] - y[0]), y[0] - 1.0
-    for (at, height), text, colour in sorted(far, key=lambda point: point[0][1]):
-        used = max(height + line / 2, used + line)
-        right = at < sum(x) / 2
-        shift = 0.025 * (x[1] - x[0]) * (1 if right else -1)
-        axes.text(at + shift, used, text, color=colour, fontsize=7, va="center", ha="left" if right else "right")
 
 
 # -- spectrum ------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ FAST_FOLDERS = {"settings", "decode", "find"}
 FAST_MODULES = {
     "balance", "cli_tune", "constraint", "context", "cpp", "decay", "docs",
     "exports", "finding", "gate0", "graphwalks", "kv", "metrics",
-    "nolima", "packaging", "places", "progress", "report", "import_layers", "public", "ruler", "salience", "second_keys",
+    "packaging", "places", "progress", "report", "import_layers", "public", "ruler", "salience", "sampler", "second_keys",
     "spectrum", "stats", "table", "tensors",
 }  # fmt: skip
 

@@ -30,7 +30,7 @@ class Follower(Progress):
         if not self._said and self.seconds >= FIRST_SECONDS:
             self._said = True
             if left is not None and left >= FIRST_SECONDS:  # else it is almost done
-                total, n = duration(self.seconds + left), f"{self.n_asked:,}"
+                total, n = duration(self.seconds + left), f"{self.n_made + self.n_answers - self.n_answers_done:,}"
                 _terminal.say(f"about {total} for {n} answers at the speed of the first {self.seconds:.0f} s")
         done = self.n_answers_done / max(self.n_answers, 1)  # those from before this run too, as in the text
         text = f"{self._what}: {self.n_questions_done:,} of {self.n_questions:,} questions"

@@ -24,7 +24,7 @@ from pypcd.evaluation import (
     tasks_of,
 )
 from pypcd.evaluation.plan import BASELINE, HALVES
-from pypcd.evaluation.stats import min_n_to_detect
+from pypcd.evaluation.stats import MIN_N
 from pypcd.evaluation.tasks import parts_of
 from pypcd.evaluation.tasks.everyday import SHORT, kind_of
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
             together = "".join(f", {n * len(GROUPS[name])} of all of {name}" for name in names if name in GROUPS)
             more = "" if args.n else f"{_of_each(names, DEFAULT_N)} questions, "
             text += (
-                f"\n\nquick: {n} questions a cell{together}, of which at least {min_n_to_detect()} must differ to show anything; "
+                f"\n\nquick: {n} questions a cell{together}, of which at least {MIN_N} must differ to show anything; "
                 f"--task {','.join(names)} without --quick asks {more}more lengths and methods.\n\n{advice(plan, outcome.records)}\n"
             )
         _terminal.write(_table.aligned(text, _table.columns()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +13,7 @@ from pypcd.cli import _options, _progress, _table, _terminal
 from pypcd.errors import InputError
 from pypcd.evaluation import Paired, Plan, facts, run_options
 from pypcd.evaluation.plan import BASELINE
-from pypcd.evaluation.stats import MARGIN, NOT_SHOWN, interval, min_n_to_detect
+from pypcd.evaluation.stats import MARGIN, MIN_N, NOT_SHOWN, interval
 from pypcd.evaluation.tasks.everyday import LEAST
 from pypcd.evaluation.tune import (
     ALL,
@@ -22,6 +21,7 @@ from pypcd.evaluation.tune import (
     MOST_SPOILT,
     N_EVERYDAY,
     SETTINGS,
+    WORTH,
     Cell,
     Tuned,
     tune,
@@ -99,7 +99,7 @@ def _evidence(tuned: Tuned) -> dict[str, Any]:
     def cells(results: Mapping[Cell, Paired]) -> list[dict[str, Any]]:
         return [{"task": task, "length": length, **vars(result)} for (task, length), result in results.items()]
 
-    names = ("verdict", "best", "n_judged", "n_needed", "n_everyday_needed", "plain_everyday", "refused")
+    names = ("verdict", "best", "n_judged", "plain_everyday", "refused")
     found = {name: getattr(tuned, name) for name in names}
     tried = {setting: dataclasses.asdict(figures) for setting, figures in tuned.tried.items()}
     judged = {name: cells(getattr(tuned, name)) for name in ("gain", "everyday", "replay")}
@@ -135,7 +135,7 @@ def _print(plan: Plan, everyday: int, tuned: Tuned, profile: pathlib.Path) -> No
 def _how_little(tuned: Tuned, everyday: int) -> str:
     cost = f", and so few everyday questions cannot show that a setting costs less than {MARGIN:.0f} points"
     return (
-        f"quick is a first look: {tuned.n_judged} long questions judge, of which at least {min_n_to_detect()} must differ to show "
+        f"quick is a first look: {tuned.n_judged} long questions judge, of which at least {MIN_N} must differ to show "
         f"anything{cost if everyday else ''}. Without --quick more are asked."
     )
 
@@ -170,20 +170,15 @@ def _verdict(plan: Plan, everyday: int, tuned: Tuned, profile: pathlib.Path) -> 
             "it loses everyday questions": tuned.harms,
             f"it spoils {spoilt} of the everyday questions that were right, and {MOST_SPOILT:.0f}% are allowed": tuned.gains
             and tuned.spoils,
-            f"a loss of {MARGIN:.0f} points on everyday questions is not excluded": tuned.gains,
-            "its gain is not shown": tuned.best,
+            f"a gain of {WORTH:.0f} points is excluded, and none is shown": tuned.best,
             "every setting that gains loses everyday questions": tuned.chosen_by.gain.difference > 0,
             "no setting gains anything": True,
         }
         return f"Leave PCD off for prompts like these: {next(reason for reason, holds in reasons.items() if holds)}."
     if tuned.gains:
-        n, wanted = tuned.everyday[ALL].n, tuned.n_everyday_needed or 0
-        return (
-            f"Too few everyday questions to tell: {n} cannot exclude a loss of {MARGIN:.0f} points, about {wanted} can. Ask more "
-            f"of them: --everyday {math.ceil(everyday * wanted / n)}. Leave PCD off until then."
-        )
-    n = 2 * math.ceil(tuned.n_needed / (len(plan.tasks) * len(plan.lengths)))
-    return (
-        f"Too few questions to tell: {tuned.n_judged} judge, and about {tuned.n_needed} are needed to show a gain of 10 points "
-        f"four times in five. Ask more of them: --n {n}, or more tasks and lengths. Leave PCD off until then."
-    )
+        kind, n, why = "everyday questions", tuned.everyday[ALL].n, f"a loss of {MARGIN:.0f} points"
+        more = f"--everyday {2 * everyday}"
+    else:
+        kind, n, why = "questions", tuned.n_judged, f"a gain of {WORTH:.0f} points"
+        more = f"--n {2 * plan.n}, or more tasks and lengths"
+    return f"Too few {kind} to tell: {n} do not exclude {why}. Ask more of them: {more}. Leave PCD off until then."

@@ -10,7 +10,7 @@ A run that is stopped goes on where it was, with the same plan and directory.
 from pypcd.evaluation.executors import Cluster
 from pypcd.evaluation.plan import Directory, Plan
 from pypcd.evaluation.progress import Progress
-from pypcd.evaluation.report import Row, advice, by_depth, effective_lengths, markdown, rows
+from pypcd.evaluation.report import Row, advice, by_depth, markdown, rows
 from pypcd.evaluation.run import ModelTokenizer, Outcome, evaluate, facts, run_options, tasks_of
 from pypcd.evaluation.stats import Paired, paired
 from pypcd.evaluation.tasks import GROUPS, TASKS, task
@@ -32,7 +32,6 @@ __all__ = [
     "Tokenizer",
     "advice",
     "by_depth",
-    "effective_lengths",
     "evaluate",
     "facts",
     "markdown",

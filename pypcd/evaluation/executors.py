@@ -1,6 +1,6 @@
 """Where questions are answered: in this process, in several beside each other, or by the workers of a Dask cluster.
 
-A worker is made where it answers. Questions are mapped over the workers, and all answers to one come from one worker, in their order.
+A plain map: of a question (and the methods that are to answer it) to its answers. What answers, a worker, is made where it is needed.
 Knows nothing of models, tasks or files.
 """
 
@@ -28,19 +28,21 @@ from pypcd.llama import machine
 if TYPE_CHECKING:
     from pypcd.evaluation.run import Worker
 
-__all__ = ["Cluster", "Jobs", "Record", "Todo", "Work", "ask", "n_threads"]
+__all__ = ["Cluster", "Jobs", "Record", "Todo", "ask", "n_threads"]
 
 T = TypeVar("T")
 Record = dict[str, Any]
 Todo = Mapping[tuple[str, int, int], list[str]]  # the methods that are to answer a question
-Work = Iterator[tuple[Key, "Record | None"]]  # None: the method is refused
+Answers = tuple[
+    dict[str, str], list[tuple[Key, "Record | None"]]
+]  # the methods refused, with the reason; None: by one of these
 Make = Callable[[], "Worker"]  # called where the worker answers
 
 _SECONDS = 5  # a scheduler has to answer
 _OPTIONS = "--nthreads 1 --memory-limit 0"  # of `dask worker`: one question at a time, and weights may take all memory
 
 
-class Cluster(contextlib.AbstractContextManager["Cluster"]):
+class Cluster(contextlib.ExitStack):
     """A Dask cluster, which a block (with), or close(), leaves. Its workers may have other files, versions and devices than this process.
 
     Args:
@@ -51,11 +53,11 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
     """
 
     def __init__(self, address: str) -> None:
+        super().__init__()
         self.address = address
         self._dask = require("distributed", "a cluster")
-        self._closing = contextlib.ExitStack()
         # Dask logs its own exceptions, where the run says in a sentence what happened
-        self._closing.enter_context(self._dask.utils.silence_logging_cmgr(logging.CRITICAL))
+        self.enter_context(self._dask.utils.silence_logging_cmgr(logging.CRITICAL))
         try:
             self._client = self._dask.Client(address, timeout=_SECONDS, set_as_default=False, name="pypcd")
         except (OSError, ValueError, asyncio.TimeoutError) as error:
@@ -64,14 +66,7 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
                 f"no Dask scheduler answers at {address} ({str(error) or type(error).__name__}); start one: dask scheduler; "
                 f"and workers: dask worker {address} {_OPTIONS}"
             ) from None
-        self._closing.callback(self._client.close)
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Leave the cluster."""
-        self._closing.close()
+        self.callback(self._client.close)
 
     def everywhere(self, call: Callable[[], T]) -> dict[str, T]:
         """What a function returns in each worker, by its address.
@@ -99,10 +94,10 @@ class Cluster(contextlib.AbstractContextManager["Cluster"]):
         beside = collections.Counter(hosts.values())
         return max(1, min(n // beside[hosts[worker]] for worker, n in cores.items()))
 
-    def ask(self, make: Make, todo: Todo, refused: dict[str, str]) -> Work:
+    def ask(self, make: Make, todo: Todo) -> Iterator[Answers]:
         workers = list(self._client.nthreads())
         try:
-            yield from _map(self._client.get_executor(pure=False), make, todo, refused)
+            yield from _map(self._client.get_executor(pure=False), make, todo)
         except self._dask.KilledWorker as error:
             raise PCDError(f"a question ended every worker that was asked it ({error}); their logs say why") from None
         except concurrent.futures.CancelledError as error:
@@ -126,12 +121,11 @@ def n_threads(jobs: Jobs) -> int | None:
     return max(1, machine.n_cores() // jobs) if jobs > 1 else None
 
 
-def ask(jobs: Jobs, make: Make, todo: Todo, refused: dict[str, str]) -> Work:
-    """The answers to questions, in any order.
+def ask(jobs: Jobs, make: Make, todo: Todo) -> Iterator[Answers]:
+    """The answers to each question, in any order.
 
     Args:
         make: makes a worker.
-        refused: is filled with the methods that the workers refuse, with the reason.
 
     Raises:
         PCDError: a process ended, or the cluster was lost. What was answered before is kept by whoever took it.
@@ -139,22 +133,22 @@ def ask(jobs: Jobs, make: Make, todo: Todo, refused: dict[str, str]) -> Work:
     if not todo:
         return
     if isinstance(jobs, Cluster):
-        yield from jobs.ask(make, todo, refused)
+        yield from jobs.ask(make, todo)
     elif min(jobs, len(todo)) > 1:
-        yield from _beside(min(jobs, len(todo)), make, todo, refused)
+        yield from _beside(min(jobs, len(todo)), make, todo)
     else:
         with contextlib.closing(make()) as worker:
-            refused.update(worker.refused)
-            for item, methods in todo.items():
-                yield from worker.answer(*item, methods)
+            for question, methods in todo.items():
+                for answer in worker.answer(*question, methods):  # each is kept at once
+                    yield worker.refused, [answer]
 
 
-def _beside(n: int, make: Make, todo: Todo, refused: dict[str, str]) -> Work:
+def _beside(n: int, make: Make, todo: Todo) -> Iterator[Answers]:
     context = multiprocessing.get_context("spawn")  # a forked process would share llama.cpp's threads
     reader, writer = context.Pipe(duplex=False)
     pool = concurrent.futures.ProcessPoolExecutor(n, context, _end_with, (reader,))
     try:
-        yield from _map(pool, make, todo, refused)
+        yield from _map(pool, make, todo)
     except concurrent.futures.BrokenExecutor as error:
         raise PCDError("a process of the evaluation ended early, such as for want of memory") from error
     finally:
@@ -162,15 +156,13 @@ def _beside(n: int, make: Make, todo: Todo, refused: dict[str, str]) -> Work:
         pool.shutdown(cancel_futures=True)
 
 
-def _map(pool: Any, make: Make, todo: Todo, refused: dict[str, str]) -> Work:
-    """The answers of a pool (a concurrent.futures.Executor, or Dask's like one), as they come."""
+def _map(pool: Any, make: Make, todo: Todo) -> Iterator[Answers]:
+    """What a pool (a concurrent.futures.Executor, or Dask's like one) answers, as it comes."""
     run = uuid.uuid4().hex
     asked = [pool.submit(_answer, run, make, item) for item in todo.items()]
     try:
         for future in concurrent.futures.as_completed(asked):
-            refusals, answers = future.result()
-            refused.update(refusals)
-            yield from answers
+            yield future.result()
     finally:
         for future in asked:
             future.cancel()
@@ -182,10 +174,8 @@ _lock = threading.RLock()  # on the model, if a Dask worker has several threads
 _open: tuple[str, Worker] | None = None  # the run whose model is open
 
 
-def _answer(
-    run: str, make: Make, item: tuple[tuple[str, int, int], list[str]]
-) -> tuple[dict[str, str], list[tuple[Key, Record | None]]]:
-    """What the worker refuses, and its answers to a question. Its model is opened by the first question of a run."""
+def _answer(run: str, make: Make, item: tuple[tuple[str, int, int], list[str]]) -> Answers:
+    """The answers to a question. The model is opened by the first question of a run."""
     global _open
     question, methods = item
     with _lock:

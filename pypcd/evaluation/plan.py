@@ -30,7 +30,6 @@ Key = tuple[str, int, int, str]  # task, length, index of the sample, method
 
 _UNFINISHED = ".run.json-"  # begins the name of one that was not written to its end
 _FREE = ("tasks", "methods", "lengths")  # a run may be continued with other ones
-_MACHINE = ("devices", "pypcd", "llama_cpp_python", "model_bytes")  # no option changes these
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +94,7 @@ class Directory:
 
     def __init__(self, path: str | pathlib.Path) -> None:
         self.path = pathlib.Path(path)
-        self.samples = self.path / "samples.jsonl"
+        self.samples, self._run = self.path / "samples.jsonl", self.path / "run.json"
 
     def open(self, plan: Plan, facts: dict[str, Any]) -> dict[Key, dict[str, Any]]:
         """Begin a run, or continue one. Returns the records it already has.
@@ -108,25 +107,26 @@ class Directory:
         """
         record = json.loads(json.dumps({**dataclasses.asdict(plan), **facts}))
         del record["half"]  # a run may have both
-        file = self.path / "run.json"
-        if self.exists():
-            before = self.facts()
-            if self._has_answers():  # a plan without any answer may be replaced
-                self._compare(before, record)
+        records: dict[Key, dict[str, Any]] = {}
+        if self._run.exists():
+            before, records = self.facts(), self.records()
+            if records:  # a plan without any answer may be replaced
+                for name in dict.fromkeys([*record, *before]):
+                    # the weights stand for the model's path
+                    if name not in (*_FREE, "model") and before.get(name) != record.get(name):
+                        raise InputError(
+                            f"{self.path} holds another run: {name} is {before.get(name, 'not known')!r} there and "
+                            f"{record.get(name)!r} here; give the same value, or another directory"
+                        )
                 for name in _FREE:
                     record[name] = list(dict.fromkeys([*before[name], *record[name]]))
         elif self.path.exists() and not all(file.name.startswith(_UNFINISHED) for file in self.path.iterdir()):
             raise InputError(f"{self.path} is not empty and not a run of pypcd eval; give another directory")
         self.path.mkdir(parents=True, exist_ok=True)
-        files.write(file, json.dumps(record, indent=2) + "\n")
-        lines = self._lines()
-        if self._has_answers() and len(lines) < self.samples.stat().st_size:
-            os.truncate(self.samples, len(lines))  # the next one begins where the last whole one ends
-        return self._records(lines)
-
-    def exists(self) -> bool:
-        """Whether there is a run."""
-        return (self.path / "run.json").exists()
+        files.write(self._run, json.dumps(record, indent=2) + "\n")
+        if self.samples.exists():
+            os.truncate(self.samples, len(self._lines()))  # the next one begins where the last whole one ends
+        return records
 
     def facts(self) -> dict[str, Any]:
         """The plan of the run and the facts it depends on, as run.json has them.
@@ -134,15 +134,14 @@ class Directory:
         Raises:
             ValueError: the directory holds no run.
         """
-        file = self.path / "run.json"
-        if not self.exists():
+        if not self._run.exists():
             raise InputError(f"{self.path} has no run.json, so it is not a run of pypcd eval; give another directory")
         try:
-            record = files.parsed(file.read_text(encoding="utf-8"))
+            record = files.parsed(self._run.read_text(encoding="utf-8"))
         except ValueError:
             record = None
         if not isinstance(record, dict) or any(name not in record for name in _FREE):
-            raise InputError(f"{file} was not written by pypcd eval; give another directory")
+            raise InputError(f"{self._run} was not written by pypcd eval; give another directory")
         return record
 
     @contextlib.contextmanager
@@ -169,19 +168,6 @@ class Directory:
         finally:
             os.close(folder)
 
-    def _has_answers(self) -> bool:
-        return self.samples.exists() and self.samples.stat().st_size > 0
-
-    def _compare(self, before: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-        for name in dict.fromkeys([*record, *before]):
-            value = record.get(name)
-            # the weights stand for the model's path
-            if name not in (*_FREE, "model") and before.get(name) != value:
-                raise InputError(
-                    f"{self.path} holds another run: {name} is {before.get(name, 'not known')!r} there and {value!r} here; "
-                    f"give {'' if name in _MACHINE else 'the same value, or '}another directory"
-                )
-
     def append(self, record: dict[str, Any]) -> None:
         line = json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n"
         with self.samples.open("ab") as file:
@@ -193,16 +179,8 @@ class Directory:
         Raises:
             ValueError: a line is damaged.
         """
-        return self._records(self._lines())
-
-    def _lines(self) -> bytes:
-        """The answers' lines, without a last one that was cut off."""
-        data = self.samples.read_bytes() if self.samples.exists() else b""
-        return data[: data.rfind(b"\n") + 1]
-
-    def _records(self, lines: bytes) -> dict[Key, dict[str, Any]]:
         records = {}
-        for number, line in enumerate(lines.splitlines(), 1):
+        for number, line in enumerate(self._lines().splitlines(), 1):
             try:
                 record = files.parsed(line)
                 key = record["task"], record["length"], record["index"], record["method"]
@@ -210,6 +188,11 @@ class Directory:
                 raise InputError(f"{self.samples}, line {number}, is damaged; remove it and run again") from None
             records[key] = record
         return records
+
+    def _lines(self) -> bytes:
+        """The answers' lines, without a last one that was cut off."""
+        data = self.samples.read_bytes() if self.samples.exists() else b""
+        return data[: data.rfind(b"\n") + 1]
 
 
 def is_in(half: str | None, index: int) -> bool:

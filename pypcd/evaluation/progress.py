@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 from pypcd.evaluation.plan import Key
 
@@ -12,7 +11,7 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """Follows a run, answer by answer.
+    """Follows a run, answer by answer. A question is answered by several methods, and a run may have several passes, as tune()'s has.
 
     The time left is that of the answers so far, in proportion to the tokens of their prompts.
 
@@ -21,23 +20,40 @@ class Progress:
         clock: returns seconds.
 
     Attributes:
-        n_questions: of the whole run. If it goes over its questions several times, as tune() does, each time counts.
-        n_answers: of the whole run. A question is answered by several methods.
-        n_questions_done: including those from before this run.
-        n_answers_done: including those from before this run.
-        n_asked: answers that this run makes in all, without those from before.
+        n_made: answers made so far, without those from before this run.
         seconds: since the first answer was begun; 0 before it is complete.
     """
 
     def __init__(
         self, tell: Callable[[Progress], object] = lambda progress: None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.n_questions = self.n_questions_done = self.n_answers = self.n_answers_done = self.n_asked = 0
         self._tell, self._clock = tell, clock
+        self._done: set[Key] = set()
+        self._todo: set[Key] = set()
+        self._later: set[Key] = set()
         self._begun: float | None = None
-        self._later: Collection[Key] = ()
-        self._n_left: collections.Counter[tuple[str, int, int]] = collections.Counter()  # answers left of a question
-        self._tokens_left = self._tokens_read = 0
+        self.n_made = self._tokens_read = 0
+
+    @property
+    def _left(self) -> set[Key]:
+        return self._todo | (self._later - self._done)
+
+    @property
+    def n_answers(self) -> int:
+        return self.n_answers_done + len(self._left)
+
+    @property
+    def n_answers_done(self) -> int:
+        """Including those from before this run."""
+        return len(self._done)
+
+    @property
+    def n_questions(self) -> int:
+        return len({key[:3] for key in self._done | self._left})
+
+    @property
+    def n_questions_done(self) -> int:
+        return self.n_questions - len({key[:3] for key in self._left})
 
     @property
     def seconds(self) -> float:
@@ -46,44 +62,24 @@ class Progress:
     @property
     def seconds_left(self) -> float | None:
         """Estimated seconds until the end; None before the first answer."""
-        return self.seconds * self._tokens_left / self._tokens_read if self._tokens_read else None
+        return self.seconds * sum(key[1] for key in self._left) / self._tokens_read if self._tokens_read else None
 
     def expect(self, keys: Iterable[Key]) -> None:
         """Set what later passes are likely to need; each call replaces the last one."""
-        self._count(self._later, -1)
-        self._later = list(keys)
-        self._count(self._later, 1)
+        self._later = set(keys)
 
-    def begin(self, keys: Collection[Key], todo: Collection[Key]) -> None:
-        """Begin a pass.
-
-        Args:
-            keys: all keys of the pass.
-            todo: those without an answer yet.
-        """
-        self._n_left = collections.Counter(key[:3] for key in todo)
-        self._count(todo, 1)
-        n_before, n_questions_before = len(keys) - len(todo), len({key[:3] for key in keys}) - len(self._n_left)
-        self.n_answers += n_before
-        self.n_answers_done += n_before
-        self.n_questions += n_questions_before
-        self.n_questions_done += n_questions_before
+    def begin(self, keys: Iterable[Key], todo: Iterable[Key]) -> None:
+        """Begin a pass, of which `todo` has no answers yet."""
+        self._todo = set(todo)
+        self._done = (self._done | set(keys)) - self._todo
         self._tell(self)
 
     def answered(self, key: Key, seconds: float | None) -> None:
         """Count an answer and the seconds it took; None: this model cannot run the method."""
-        self._n_left[key[:3]] -= 1
-        self.n_questions_done += self._n_left[key[:3]] == 0
-        self.n_answers_done += 1
-        self._tokens_left -= key[1]
+        self._todo.discard(key)
+        self._done.add(key)
+        self.n_made += 1
         if seconds is not None:
             self._tokens_read += key[1]
             self._begun = self._clock() - seconds if self._begun is None else self._begun
         self._tell(self)
-
-    def _count(self, keys: Collection[Key], sign: int) -> None:
-        """Count what is still to be answered, or (-1) no longer."""
-        self.n_questions += sign * len({key[:3] for key in keys})
-        self.n_answers += sign * len(keys)
-        self.n_asked += sign * len(keys)
-        self._tokens_left += sign * sum(key[1] for key in keys)

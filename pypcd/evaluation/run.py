@@ -7,19 +7,17 @@ import functools
 import hashlib
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import llama_cpp
 
 import pypcd
 from pypcd.decode import Method, Session, parse
-from pypcd.decode.vocabulary import Vocabulary
 from pypcd.engine import choose_engine
 from pypcd.errors import MENDABLE, InputError, ModelError, PCDError
 from pypcd.evaluation import executors
-from pypcd.evaluation.executors import Cluster, Jobs, Record, Work
-from pypcd.evaluation.gold import Gold
+from pypcd.evaluation.executors import Cluster, Jobs, Record
 from pypcd.evaluation.plan import Directory, Key, Plan
 from pypcd.evaluation.progress import Progress
 from pypcd.evaluation.tasks import task as task_named
@@ -63,54 +61,34 @@ class Outcome:
 def facts(plan: Plan, options: Mapping[str, Any] | None = None, jobs: Jobs = 1) -> dict[str, Any]:
     """What a run depends on besides its plan: what tells the model's weights from others, versions, devices, options of the model.
 
-    The number of threads is left out unless logits depend on it: with flash attention on the CPU.
-
     Args:
-        jobs: as in evaluate(); of a cluster the devices are its workers'.
+        jobs: as in evaluate(). On a cluster they are those of a worker; each worker compares its own before it answers.
 
     Raises:
         FileNotFoundError: there is no such model, or a worker of a cluster does not have it.
-        PCDError: a worker of a cluster has another file or version than this process, or other devices than another worker.
+        PCDError: the cluster has no workers, or one has no pypcd.
     """
-    here = _facts(plan, options or {})
-    if not isinstance(jobs, Cluster):
-        return here
-    found = jobs.everywhere(functools.partial(_facts, _anywhere(plan), options or {}))
-    run = {**here, **{name: next(iter(found.values()))[name] for name in _OF_WORKERS}}
-    for worker, there in found.items():
-        _check_same(there, run, f"{worker}: ")
-    return run
+    look = functools.partial(_facts, _anywhere(plan), options or {})
+    return next(iter(jobs.everywhere(look).values())) if isinstance(jobs, Cluster) else look()
 
 
 def _facts(plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
     path, n_ctx = resolve_model(plan.model), context_of(plan, options)
-    no_matter = ["n_ctx"]  # a run may be continued with other values of these
-    if _threads_matter(plan, options):
-        options = run_options(plan, options)
-    else:
-        no_matter += _THREADS
-    options = {name: value for name, value in options.items() if name not in no_matter}
-    if not machine.has_gpu(options):
+    # a run may be continued with other values of these
+    options = {name: value for name, value in options.items() if name not in ("n_ctx", *_THREADS)}
+    has_gpu = machine.has_gpu(options)
+    if not has_gpu:
         options.pop("n_gpu_layers", None)
+    on_gpu = has_gpu and options.get("n_gpu_layers") != 0
     return {
         "weights": " ".join(map(saved_state.fingerprint, parts(path))),
         "model_bytes": os.path.getsize(path),
         "options": options,
         "rope_factors": read_gguf(path).rope_factors(n_ctx),
-        "devices": _devices(on_gpu=machine.has_gpu(options) and options.get("n_gpu_layers") != 0),
+        "devices": [device["description"] for device in machine.devices() if on_gpu or not device["is_gpu"]],
         "pypcd": pypcd.__version__,
         "llama_cpp_python": llama_cpp.__version__,
     }
-
-
-# -- on another machine --------------------------------------------------------------------------------------------------
-
-_OF_WORKERS = ("devices", "options")  # this process may have others
-_SAME = {  # on every machine; and what to do if it is not
-    **dict.fromkeys(("pypcd", "llama_cpp_python"), "install the same version there"),
-    **dict.fromkeys(("model_bytes", "weights"), "copy the model there, to the same path"),
-    **dict.fromkeys(_OF_WORKERS, "start the workers of a run on machines of one kind, since devices round differently"),
-}
 
 
 def _anywhere(plan: Plan) -> Plan:
@@ -120,21 +98,15 @@ def _anywhere(plan: Plan) -> Plan:
     return dataclasses.replace(plan, model=model)
 
 
-def _check_same(there: Mapping[str, Any], run: Mapping[str, Any], where: str = "") -> None:
-    """Check the facts of a machine against those of the run.
-
-    Raises:
-        PCDError: one differs.
-    """
-    for name, remedy in _SAME.items():
-        if there[name] != run[name]:
-            raise PCDError(f"{where}{name} is {there[name]!r} there, but {run[name]!r} in the run; {remedy}")
-
-
 def _made_there(worker: MakeWorker, plan: Plan, options: Mapping[str, Any], run: Mapping[str, Any]) -> Worker:
-    """A worker on another machine, once that is known to have the same files and versions as the run."""
+    """A worker of a cluster, once that is known to have the same files, versions and devices as the run."""
     try:
-        _check_same(_facts(plan, options), run)
+        for name, value in _facts(plan, options).items():
+            if value != run[name]:
+                raise PCDError(
+                    f"{name} is {value!r} there, but {run[name]!r} in the run; all workers of a run need the same model file, "
+                    "versions and kind of device, since devices round differently"
+                )
         return worker(plan, options)
     except (*MENDABLE, OSError) as error:
         raise type(error)(f"{platform.node()}: {error}") from None
@@ -159,17 +131,6 @@ def run_options(plan: Plan, options: Mapping[str, Any], jobs: Jobs = 1) -> dict[
     return {**options, **dict(zip(_THREADS, (decode, batch)))}
 
 
-def _threads_matter(plan: Plan, options: Mapping[str, Any]) -> bool:
-    """Whether logits depend on the number of threads: with flash attention, in layers that the CPU computes."""
-    gpu, on_gpu = machine.has_gpu(options), options.get("n_gpu_layers")
-    flash_attn = options.get("flash_attn")
-    if flash_attn is None:
-        flash_attn = gpu and on_gpu != 0  # pypcd.Llama's default
-    caches = [method.cache for method in map(parse, plan.methods)]
-    flash_attn = flash_attn or any(cache and cache.options.get("flash_attn") for cache in caches)
-    return bool(flash_attn) and not (gpu and on_gpu in (None, -1))
-
-
 def context_of(plan: Plan, options: Mapping[str, Any]) -> int:
     """The context that the longest prompt needs, with all answers to it; n_ctx, if it is among the options."""
     if options.get("n_ctx"):
@@ -180,10 +141,6 @@ def context_of(plan: Plan, options: Mapping[str, Any]) -> int:
     longest += max(method.n_added for method in methods)
     n_bare = _BARE if any(method.rows.n_sequences > 1 for method in methods) else 0
     return longest + _SPARE + max(method.n_sequences for method in methods) * n_answer + n_bare
-
-
-def _devices(on_gpu: bool) -> list[str]:
-    return [device["description"] for device in machine.devices() if on_gpu or not device["is_gpu"]]
 
 
 def evaluate(
@@ -211,7 +168,7 @@ def evaluate(
     Raises:
         ValueError: a task or method is unknown, a length is too short, or the directory holds another run.
         ModelError: the model cannot be loaded.
-        PCDError: a process ended early; a cluster is lost, or as facts().
+        PCDError: a process ended early; a cluster is lost, its workers differ, or as facts().
     """
     for name in plan.methods:
         parse(name)
@@ -235,36 +192,30 @@ def evaluate(
         make = functools.partial(worker or Worker, _anywhere(plan), options)
         if isinstance(jobs, Cluster):
             make = functools.partial(_made_there, worker or Worker, _anywhere(plan), options, known)
-        for key, record in executors.ask(jobs, make, todo, refused):
-            if record is not None:
-                prompt = record["prompt_sha256"]
-                if prompt and asked.setdefault(key[:3], prompt) != prompt:
-                    raise InputError(
-                        f"{directory.path} has answers to another question {key[2]} of {key[0]} at {key[1]} tokens (made by "
-                        "other versions or from other files); give another directory"
-                    )
-                directory.append(record)
-                records[key] = record
-            progress.answered(key, None if record is None else record.get("seconds", 0.0))
+        for refusals, answers in executors.ask(jobs, make, todo):
+            refused.update(refusals)
+            for key, record in answers:
+                if record is not None:
+                    prompt = record["prompt_sha256"]
+                    if prompt and asked.setdefault(key[:3], prompt) != prompt:
+                        raise InputError(
+                            f"{directory.path} has answers to another question {key[2]} of {key[0]} at {key[1]} tokens (made by "
+                            "other versions or from other files); give another directory"
+                        )
+                    directory.append(record)
+                    records[key] = record
+                progress.answered(key, None if record is None else record.get("seconds", 0.0))
         wanted = set(keys)
         return Outcome({key: record for key, record in records.items() if key in wanted}, refused)
 
 
 def tasks_of(plan: Plan) -> dict[str, Task]:
-    """A plan's tasks by name.
-
-    Raises:
-        ValueError: as task().
-    """
+    """A plan's tasks by name."""
     return {name: task_named(name) for name in plan.tasks}
 
 
 def counts_of(plan: Plan) -> dict[str, int]:
-    """How many questions each task has in a cell.
-
-    Raises:
-        ValueError: as task().
-    """
+    """How many questions each task has in a cell."""
     return {name: min(plan.n, made.n_questions or plan.n) for name, made in tasks_of(plan).items()}
 
 
@@ -306,44 +257,37 @@ class Worker:
         n_ctx = context_of(plan, options)
         settings = {"n_seq_max": max(method.n_sequences for method in methods.values()), **options, "n_ctx": n_ctx}
         self.llm = Llama(plan.model, **settings)
-        self.session = Session(self.llm)
+        self._contexts = {_own_context(Method(""), options.get("engine")): Session(self.llm)}
+        self._sessions: dict[str, Session] = {}  # of each method
         self.refused: dict[str, str] = {}
-        self._engine = options.get("engine")
-        self._sessions = {_own_context(Method(""), self._engine): self.session}
         for name, method in methods.items():  # some need a context of their own
-            own = _own_context(method, self._engine)
+            own = _own_context(method, options.get("engine"))
             try:
-                if own not in self._sessions:
+                if own not in self._contexts:
                     batch = {"n_batch": n_ctx, "n_ubatch": n_ctx} if method.rows.whole_prompt else {}
                     types = method.cache.options if method.cache else {}
-                    self._sessions[own] = Session(
-                        Llama(plan.model, **{**settings, **batch, **types, "engine": own[-1]})
-                    )
+                    llm = Llama(plan.model, **{**settings, **batch, **types, "engine": own[-1]})
+                    self._contexts[own] = Session(llm)
             except (InputError, ModelError) as error:
                 why = f"it needs prompts in one micro-batch, here of {n_ctx} tokens: {error}"
                 self.refused[name] = why if method.rows.whole_prompt else str(error)
-        self.vocabulary = Vocabulary(self.llm)
+                continue
+            self._sessions[name] = self._contexts[own]
+            refusal = method.with_pool(_A_PROMPT).refusal(self._sessions[name].llm, chat=plan.chat)
+            if refusal is not None:
+                self.refused[name] = refusal
         self._tokenizer = ModelTokenizer(self.llm, chat=plan.chat)
         self._counts = counts_of(plan)
         self._cells: dict[tuple[str, int], tuple[list[Sample], tuple[Prompt, ...]]] = {}
         for task in self._tasks.values():
             for length in plan.lengths:
                 _samples(task, 1, length, self._tokenizer, plan.seed)  # fails now if the length is far too short
-
-        for name, method in methods.items():
-            if name not in self.refused:
-                refusal = method.with_pool(_A_PROMPT).refusal(self._session(method).llm, chat=plan.chat)
-                if refusal is not None:
-                    self.refused[name] = refusal
         # methods without an edit share the cached prompt, so they come first; an edit makes another prompt
         self._order = sorted(methods, key=lambda name: (methods[name].edit is not None, plan.methods.index(name)))
 
     def close(self) -> None:
-        for session in self._sessions.values():
+        for session in self._contexts.values():
             session.llm.close()
-
-    def _session(self, method: Method) -> Session:
-        return self._sessions[_own_context(method, self._engine)]
 
     def cell(self, name: str, length: int) -> tuple[list[Sample], tuple[Prompt, ...]]:
         """The questions of a cell, and its pool: other questions, for methods that need some."""
@@ -358,7 +302,7 @@ class Worker:
             self._cells = {(name, length): (samples, tuple(pool))}
         return self._cells[name, length]
 
-    def answer(self, name: str, length: int, index: int, methods: list[str]) -> Work:
+    def answer(self, name: str, length: int, index: int, methods: list[str]) -> Iterator[tuple[Key, Record | None]]:
         samples, pool = self.cell(name, length)
         others = tuple(prompt for prompt in pool if prompt != samples[index].prompt)[: self.plan.n_pool]
         if others != self._pool:  # most questions of a cell have the same
@@ -371,7 +315,7 @@ class Worker:
                     yield key, None
                 else:
                     yield key, self._record(key, samples[index], self._pooled[method])
-        for session in self._sessions.values():
+        for session in self._contexts.values():
             session.clear()  # the next sample starts from an empty cache too
 
     def _record(self, key: Key, sample: Sample, method: Method) -> Record:
@@ -388,25 +332,21 @@ class Worker:
         try:
             return {**begun, **self._answered(key, sample, method)}
         except MENDABLE as error:  # only this question failed: go on with the others
-            return {**begun, "error": str(error), "score": 0.0, "salience": None, "n_tokens": 0}
+            return {**begun, "error": str(error), "score": 0.0, "n_tokens": 0}
 
     def _answered(self, key: Key, sample: Sample, method: Method) -> Record:
         """What the run keeps of an answer."""
         task, plan = self._tasks[key[0]], self.plan
-        gold = Gold(self.vocabulary, sample.gold, *(("", "") if plan.chat else (sample.end, task.stop)))
         answer = method.generate(
-            self._session(method),
+            self._sessions[key[3]],
             sample.prompt,
             max_tokens=plan.max_tokens or task.max_tokens,
             stop=task.stop,
             chat=plan.chat,
-            look=gold.look,
         )
         return {
             "prediction": answer.text,
             "score": task.score(answer.text, sample),
-            "gold_rank": gold.rank,
-            "salience": None if gold.rank is None else 1 / gold.rank,
             "n_prompt": answer.n_prompt,
             "n_tokens": len(answer.tokens),
             "seconds": round(answer.seconds, 4),

@@ -6,7 +6,6 @@ Knows nothing of models.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -16,19 +15,11 @@ import numpy as np
 
 from pypcd.errors import InputError
 
-__all__ = [
-    "MARGIN",
-    "NOT_SHOWN",
-    "Paired",
-    "interval",
-    "min_n_to_detect",
-    "needed",
-    "noninferiority_n",
-    "paired",
-]
+__all__ = ["MARGIN", "MIN_N", "NOT_SHOWN", "Paired", "interval", "paired"]
 
 LEVEL = 0.05
-POWER = 0.8
+MIN_N = 6
+"""Fewer samples that differ show nothing (Paired.is_clear): 2 / 2**5 is 0.0625."""
 MARGIN = 2.0
 """Points: a loss below this counts as none (Paired.spares)."""
 
@@ -78,9 +69,17 @@ class Paired:
 
     @property
     def spares(self) -> bool:
-        """Whether a loss of MARGIN points is excluded (equivalence): the interval's lower end lies above it, and so says
-        Tango's score test. Both are needed: if few samples differ, the bootstrap interval alone is too narrow."""
-        return self.low > -MARGIN and _tango(self.n, self.wins, self.losses, -MARGIN / 100) > _normal(1 - LEVEL / 2)
+        """Whether a loss of MARGIN points is excluded (equivalence)."""
+        return self.excludes(-MARGIN)
+
+    def excludes(self, difference: float) -> bool:
+        """Whether a gain of so many points, or below 0 a loss, is excluded: the interval ends before it, and so says Tango's
+        score test. Both are needed: if few samples differ, the bootstrap interval alone is too narrow."""
+        wins, losses, worst = self.wins, self.losses, self.low
+        if difference > 0:  # a gain is the other method's loss
+            wins, losses, worst = losses, wins, -self.high
+        least = statistics.NormalDist().inv_cdf(1 - LEVEL / 2)
+        return worst > -abs(difference) and _tango(self.n, wins, losses, -abs(difference) / 100) > least
 
 
 def paired(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0, n_bootstrap: int = 10_000) -> Paired:
@@ -115,51 +114,10 @@ def paired(method: Sequence[float], baseline: Sequence[float], *, seed: int = 0,
     )
 
 
-@functools.cache
-def min_n_to_detect() -> int:
-    """The smallest number of samples that can show a difference, if the method wins on all of them (Paired.is_clear)."""
-    n = 1
-    while not paired([1.0] * n, [0.0] * n).is_clear:
-        n += 1
-    return n
-
-
-def needed(disagreement: float, *, gain: float = 0.1) -> int:
-    """About how many samples are needed to show a given gain with a probability of POWER.
-
-    n = ((z_a sqrt(q) + z_b sqrt(q - d^2)) / d)^2 for McNemar's test (Connor, Biometrics 43, 1987), with q the share of
-    samples on which the two disagree, d the gain, z_a and z_b the normal quantiles of the level and the power. A gain of
-    d needs a q of at least d; a smaller q counts as d.
-
-    Args:
-        disagreement: q, 0 to 1.
-        gain: d, above 0 up to 1: 0.1 is 10 points.
-    """
-    q, z_level, z_power = max(disagreement, gain), _normal(1 - LEVEL / 2), _normal(POWER)
-    n = ((z_level * math.sqrt(q) + z_power * math.sqrt(q - gain**2)) / gain) ** 2
-    return max(min_n_to_detect(), math.ceil(n))
-
-
-def noninferiority_n(disagreement: float) -> int:
-    """About how many samples show that a method without any loss loses less than MARGIN points (Paired.spares), with a
-    probability of POWER.
-
-    Args:
-        disagreement: the share of samples on which the two disagree.
-    """
-    margin = MARGIN / 100
-    least = _normal(1 - LEVEL / 2) ** 2 * (1 - margin) / margin  # where they never disagree
-    return math.ceil(max(least, disagreement * ((_normal(1 - LEVEL / 2) + _normal(POWER)) / margin) ** 2))
-
-
 def interval(d: Any, decimals: int = 1) -> str:
     """The difference of a Paired, or of what has these figures too, as text: `+1.0 [-2.0, +3.0] ~`; NOT_SHOWN says what the ~ means."""
     values = (f"{value:+.{decimals}f}" for value in (d.difference, d.low, d.high))
     return "{} [{}, {}]".format(*values) + ("" if d.is_clear else " ~")
-
-
-def _normal(p: float) -> float:
-    return statistics.NormalDist().inv_cdf(p)
 
 
 def _tango(n: int, wins: int, losses: int, difference: float) -> float:

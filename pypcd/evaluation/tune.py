@@ -19,13 +19,13 @@ from pypcd.evaluation.executors import Jobs
 from pypcd.evaluation.plan import BASELINE, HALVES, Directory, Key, Plan
 from pypcd.evaluation.progress import Progress
 from pypcd.evaluation.run import Outcome, context_of, counts_of, evaluate, run_options
-from pypcd.evaluation.stats import Paired, needed, noninferiority_n, paired
+from pypcd.evaluation.stats import Paired, paired
 from pypcd.evaluation.tasks import GROUPS
 from pypcd.evaluation.tasks.everyday import LEAST, SHORT, kind_of
 from pypcd.settings.config import PCDConfig
 from pypcd.settings.ranges import Integer
 
-__all__ = ["ALL", "FEW_SETTINGS", "MOST_SPOILT", "N_EVERYDAY", "SETTINGS", "Cell", "Tried", "Tuned", "tune"]
+__all__ = ["ALL", "FEW_SETTINGS", "MOST_SPOILT", "N_EVERYDAY", "SETTINGS", "WORTH", "Cell", "Tried", "Tuned", "tune"]
 
 SETTINGS = (
     "unsure",
@@ -55,6 +55,9 @@ INSTEAD = "replay"
 MOST_SPOILT = 1.0
 """Percent of the everyday questions that greedy has right: how many of them a setting may have wrong."""
 
+WORTH = 10.0
+"""Points: a gain below this is not worth more questions."""
+
 Cell = tuple["str | None", "int | None"]
 """A task or a group of tasks, and a length. (None, None) stands for all of them together."""
 
@@ -80,14 +83,8 @@ class Tried:
     def is_eligible(self) -> bool:
         """Whether it gains something, gets no fewer everyday questions right, and spoils at most 1% of those that greedy has right."""
         usual = self.everyday
-        return self.gain.difference > 0 and (
-            usual is None or (usual.difference >= 0 and usual.regression <= MOST_SPOILT)
-        )
-
-    @property
-    def merit(self) -> tuple[float, float]:
-        """What eligible settings are ranked by."""
-        return self.gain.difference, self.everyday.difference if self.everyday else 0.0
+        costs_nothing = usual is None or (usual.difference >= 0 and usual.regression <= MOST_SPOILT)
+        return self.gain.difference > 0 and costs_nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,18 +118,6 @@ class Tuned:
         return self.tried[self.best] if self.best else max(self.tried.values(), key=lambda tried: tried.gain.difference)
 
     @property
-    def n_needed(self) -> int:
-        """About how many judged questions show a gain of 10 points with 80% probability, if that setting and greedy score differently
-        on as many of them as on the first half."""
-        return needed(_disagreement(self.chosen_by.gain))
-
-    @property
-    def n_everyday_needed(self) -> int | None:
-        """About how many judged everyday questions show, as often, that less than 2 points are lost if nothing is lost; None
-        if everyday questions say nothing."""
-        return noninferiority_n(_disagreement(self.everyday[ALL])) if self.everyday else None
-
-    @property
     def gains(self) -> bool:
         """Whether the best setting beats greedy on the second half of the long questions by more than chance."""
         return ALL in self.gain and self.gain[ALL].is_clear and self.gain[ALL].difference > 0
@@ -143,11 +128,6 @@ class Tuned:
         return any(result.is_clear and result.difference < 0 for result in self.everyday.values())
 
     @property
-    def spares(self) -> bool:
-        """Whether a loss of 2 points on everyday questions is excluded, and at most 1% of what greedy has right is spoilt."""
-        return bool(self.everyday) and self.everyday[ALL].spares and not (self.harms or self.spoils)
-
-    @property
     def spoils(self) -> bool:
         """Whether it spoils more than 1% of the everyday questions that greedy has right (neutral regression)."""
         return bool(self.everyday) and self.everyday[ALL].regression > MOST_SPOILT
@@ -155,14 +135,15 @@ class Tuned:
     @property
     def verdict(self) -> Literal["on", "off", "unknown"]:
         """The conclusion: the setting helps and everyday questions lose nothing, as far as they say anything ("on"); PCD is best
-        left off ("off"); or there were too few questions to tell."""
-        if self.harms or (ALL in self.gain and self.gain[ALL].is_clear and not self.gains):
+        left off ("off"); or there were too few questions to tell: a gain of 10 points or a loss of 2 is not excluded."""
+        gain = self.gain.get(ALL, self.chosen_by.gain)
+        if self.harms or (gain.is_clear and not self.gains):
             return "off"
         if not self.gains:
-            return "off" if self.n_judged >= self.n_needed else "unknown"
-        if self.spares or not self.everyday:
-            return "on"
-        return "off" if self.everyday[ALL].n >= (self.n_everyday_needed or 0) else "unknown"
+            return "off" if gain.excludes(WORTH) else "unknown"
+        if self.spoils:
+            return "off"
+        return "on" if not self.everyday or self.everyday[ALL].spares else "unknown"
 
     @property
     def config(self) -> PCDConfig | None:
@@ -199,46 +180,65 @@ def tune(
         PCDError: plain decoding, or the best setting on the second half, cannot answer a question.
         ValueError, PCDError, ModelError: as evaluate().
     """
-    _check(plan, everyday)
+    Integer(0)("everyday", everyday)
+    if usual := sorted(filter(kind_of, plan.tasks)):
+        raise InputError(f"tasks have {usual[0]}; everyday questions are asked by their number, everyday={N_EVERYDAY}")
+    for name, n in (*counts_of(plan).items(), *([("everyday", everyday)] if everyday else [])):
+        if n < 2:
+            raise InputError(f"{name} has {n} question a cell; allowed: at least 2, since half of them are for judging")
     methods = tuple(f"pcd:{text}" for text in settings)
     plan = dataclasses.replace(plan, methods=methods, half=None)
-    usual_plan = _everyday(plan, everyday, long_everyday) if everyday else None
+    plans = {"long": plan}
+    if everyday:
+        more = sorted(length for length in plan.lengths if length > SHORT)[:long_everyday]
+        groups = ("everyday", *(["everyday-behind"] if more else []), "chats")
+        plans["everyday"] = dataclasses.replace(plan, tasks=groups, lengths=(SHORT, *more), n=everyday)
     options = run_options(plan, options or {}, jobs)
     # one context for all questions: some models compute differently in a long one
-    options["n_ctx"] = max(context_of(asked, options) for asked in (plan, usual_plan) if asked)
-    how: dict[str, Any] = {
-        "options": options,
-        "jobs": jobs,
-        "progress": progress or Progress(),
-    }
-    long = _Questions(plan, pathlib.Path(directory, "long"), how)
-    usual = _Questions(usual_plan, pathlib.Path(directory, "everyday"), how) if usual_plan else None
-    judging = [*long.keys(_SECOND, [methods[0], INSTEAD]), *(usual.keys(_SECOND, methods[:1]) if usual else [])]
-    to_come = usual.keys(_FIRST, methods) if usual else []
-    how["progress"].expect([*long.keys(_FIRST, methods), *to_come, *judging])
-    if usual:
-        usual.try_first()
+    options["n_ctx"] = max(context_of(asked, options) for asked in plans.values())
+    progress = progress or Progress()
+    how: dict[str, Any] = {"options": options, "jobs": jobs, "progress": progress}
+    asked = {name: _Questions(of, Directory(pathlib.Path(directory, name)), how) for name, of in plans.items()}
+    long, everyday_ones = asked["long"], asked.get("everyday")
+    judging = [*long.keys(_SECOND, [methods[0], INSTEAD])]
+    to_come: list[Key] = []
+    if everyday_ones:
+        to_come = everyday_ones.keys(_FIRST, methods)
+        judging += everyday_ones.keys(_SECOND, methods[:1])
+        progress.expect([*long.keys(_FIRST, methods), *to_come, *judging])
+        # a length that is too short is known now, and not hours later
+        everyday_ones.ask(_FIRST, (), to_come[:1])
 
-    found, refused = long.compare(_FIRST, methods, then=[*to_come, *judging])
+    progress.expect([*to_come, *judging])
+    found, refused = long.compare(_FIRST, methods)
     tried = {name: Tried(found[name][ALL]) for name in methods if name in found}
     if not tried:
         raise UnsupportedError(f"this model can run none of the settings: {next(iter(refused.values()))}")
     gaining = [name for name in tried if tried[name].gain.difference > 0]
     plain = None
-    if usual and gaining:
-        found, failed = usual.compare(_FIRST, gaining, then=judging)
+    if everyday_ones and gaining:
+        progress.expect(judging)
+        found, failed = everyday_ones.compare(_FIRST, gaining)
         refused.update(failed)
         plain = found[BASELINE][ALL].score
         if plain < LEAST:
-            usual = None
+            everyday_ones = None
         else:
             tried.update({name: Tried(tried[name].gain, found[name][ALL]) for name in gaining if name in found})
 
-    eligible = [name for name in tried if name not in refused and tried[name].is_eligible]
-    best = max(eligible, key=lambda name: tried[name].merit, default=None)
+    eligible = {name: tried[name] for name in tried if name not in refused and tried[name].is_eligible}
+    merit = {name: (t.gain.difference, t.everyday.difference if t.everyday else 0.0) for name, t in eligible.items()}
+    best = max(merit, key=lambda name: merit[name], default=None)
     chosen = [best] if best is not None else []
-    gain = long.judge([*chosen, INSTEAD], then=usual.keys(_SECOND, chosen) if usual and chosen else [])
-    lost = usual.judge(chosen) if usual and chosen else {}
+    progress.expect(everyday_ones.keys(_SECOND, chosen) if everyday_ones and chosen else [])
+    gain, failed = long.compare(_SECOND, [*chosen, INSTEAD])
+    lost: dict[str, dict[Cell, Paired]] = {}
+    if everyday_ones and chosen:
+        progress.expect([])
+        lost, more_failed = everyday_ones.compare(_SECOND, chosen)
+        failed.update(more_failed)
+    if best in failed:
+        raise PCDError(f"{best}, the best setting on the first half, cannot be judged: {failed[best]}")
     text = dict(zip(methods, settings))
     return Tuned(
         best=text[best] if best else None,
@@ -252,52 +252,30 @@ def tune(
     )
 
 
-def _check(plan: Plan, everyday: int) -> None:
-    Integer(0)("everyday", everyday)
-    usual = sorted(filter(kind_of, plan.tasks))
-    if usual:
-        raise InputError(f"tasks have {usual[0]}; everyday questions are asked by their number, everyday={N_EVERYDAY}")
-    for name, n in (*counts_of(plan).items(), *([("everyday", everyday)] if everyday else [])):
-        if n < 2:
-            raise InputError(f"{name} has {n} question a cell; allowed: at least 2, since half of them are for judging")
-
-
-def _everyday(plan: Plan, n: int, with_long: bool) -> Plan:
-    """Everyday questions and chats: short, and in their long forms at the plan's shortest length above that."""
-    long = sorted(length for length in plan.lengths if length > SHORT)[:with_long]
-    groups = ("everyday", *(["everyday-behind"] if long else []), "chats")
-    return dataclasses.replace(plan, tasks=groups, lengths=(SHORT, *long), n=n)
-
-
+@dataclasses.dataclass(frozen=True)
 class _Questions:
-    """Long questions or everyday ones, with the run that has the answers.
+    """Long questions or everyday ones, with the run that has the answers; further arguments of evaluate()."""
 
-    Args:
-        how: further arguments of evaluate().
-    """
-
-    def __init__(self, plan: Plan, path: pathlib.Path, how: Mapping[str, Any]) -> None:
-        self._plan, self._directory, self._how = plan, Directory(path), how
-        self._counts = counts_of(plan)
+    plan: Plan
+    directory: Directory
+    how: Mapping[str, Any]
 
     def keys(self, half: str, methods: Sequence[str] = ()) -> list[Key]:
         """The answers of greedy and these methods, in the plan's order."""
-        plan = dataclasses.replace(self._plan, half=half, methods=(BASELINE, *methods))
-        keys = plan.everything(self._counts)
+        plan = dataclasses.replace(self.plan, half=half, methods=(BASELINE, *methods))
         # questions behind text are long ones: below SHORT there is no room for the text
-        return [key for key in keys if not (_GROUP_OF.get(key[0]) == "everyday-behind" and key[1] <= SHORT)]
+        return [
+            key
+            for key in plan.everything(counts_of(plan))
+            if not (_GROUP_OF.get(key[0]) == "everyday-behind" and key[1] <= SHORT)
+        ]
 
-    def try_first(self) -> None:
-        """Let greedy answer the first question, so that a length that is too short is known now and not hours later."""
-        self._evaluate(_FIRST, (), self.keys(_FIRST)[:1])
+    def ask(self, half: str, methods: Sequence[str], keys: Sequence[Key]) -> Outcome:
+        plan = dataclasses.replace(self.plan, half=half, methods=(BASELINE, *methods))
+        return evaluate(plan, self.directory, only=set(keys).__contains__, **self.how)
 
-    def compare(
-        self, half: str, methods: Sequence[str], *, then: Sequence[Key] = ()
-    ) -> tuple[dict[str, dict[Cell, Paired]], dict[str, str]]:
+    def compare(self, half: str, methods: Sequence[str]) -> tuple[dict[str, dict[Cell, Paired]], dict[str, str]]:
         """Compare greedy and these methods with greedy, in each cell and, last, in all of them together.
-
-        Args:
-            then: the answers that will be needed after these.
 
         Returns:
             The comparisons by method, without the methods that the model cannot run; and these, with the reason.
@@ -305,8 +283,7 @@ class _Questions:
         Raises:
             PCDError: plain decoding cannot answer a question.
         """
-        self._how["progress"].expect(then)
-        outcome = self._evaluate(half, methods, self.keys(half, methods))
+        outcome = self.ask(half, methods, self.keys(half, methods))
         refused = dict(outcome.refused)
         for (task, length, index, name), record in outcome.records.items():
             if record.get("error"):
@@ -324,24 +301,3 @@ class _Questions:
                 scores[ALL] = scores.pop(ALL)
                 found[name] = {cell: paired(*zip(*both)) for cell, both in scores.items()}
         return found, refused
-
-    def judge(self, methods: Sequence[str], *, then: Sequence[Key] = ()) -> dict[str, dict[Cell, Paired]]:
-        """Compare methods with greedy on the second half.
-
-        Raises:
-            PCDError: a setting cannot answer a question.
-        """
-        found, refused = self.compare(_SECOND, methods, then=then)
-        for method in refused:
-            if method != INSTEAD:
-                raise PCDError(f"{method}, the best setting on the first half, cannot be judged: {refused[method]}")
-        return found
-
-    def _evaluate(self, half: str, methods: Sequence[str], keys: Sequence[Key]) -> Outcome:
-        plan = dataclasses.replace(self._plan, half=half, methods=(BASELINE, *methods))
-        return evaluate(plan, self._directory, only=set(keys).__contains__, **self._how)
-
-
-def _disagreement(result: Paired) -> float:
-    """The share of the questions on which the two scored differently."""
-    return (result.wins + result.losses) / result.n

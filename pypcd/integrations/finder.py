@@ -2,7 +2,7 @@
 
 Importing pypcd imports this, and nothing that takes time. `library` loads and checks the library, and `install` decides
 what llama_cpp.Llama is; the hook imports them when llama_cpp is imported. If it has been imported before, they do their work
-at once, as far as they can. `lm_eval` likewise, when lm-evaluation-harness imports its models.
+at once, as far as they can.
 """
 
 from __future__ import annotations
@@ -43,25 +43,29 @@ def _run(loader: Any, module: Any) -> None:
 
 def _execute_llama_cpp(module: Any, execute: Callable[[], None]) -> None:
     from pypcd import library
+
+    _take_over(lambda: library.load(module, execute))
+
+
+def _take_over(get_library: Callable[[], object]) -> None:
     from pypcd.integrations.install import apply, read_environment
 
     read_environment()
-    library.load(module, execute)
+    get_library()
     import pypcd.engine  # noqa: F401  llama.cpp's log goes through it, from the first line on
 
     apply()
 
 
-def _execute_server(module: Any, execute: Callable[[], None]) -> None:
+def _execute_types_of_server(module: Any, execute: Callable[[], None]) -> None:
     """llama_cpp.server, the server written in Python, refuses "pcd" in a request while install() is in force: it has one setting, install()'s,
-    for all requests, and would pass over the field without a word. It takes the types of its requests from another module."""
+    for all requests, and would pass over the field without a word."""
     from pypcd.integrations.install import is_installed
 
+    execute()
     if not is_installed():
-        execute()
         return
     from fastapi import HTTPException  # type: ignore[import-not-found,unused-ignore]
-    from llama_cpp.server import types
     from pydantic import create_model, model_validator  # type: ignore[import-not-found,unused-ignore]
 
     def refuse(request: Any) -> Any:
@@ -72,29 +76,13 @@ def _execute_server(module: Any, execute: Callable[[], None]) -> None:
             )
         return request
 
-    before = {name: getattr(types, name) for name in ("CreateCompletionRequest", "CreateChatCompletionRequest")}
-    try:
-        for name, base in before.items():
-            check: dict[str, Any] = {"refuse": model_validator(mode="before")(refuse)}
-            setattr(types, name, create_model(name, __base__=base, __module__=base.__module__, __validators__=check))
-        execute()
-    finally:
-        for name, base in before.items():
-            setattr(types, name, base)
+    for name in ("CreateCompletionRequest", "CreateChatCompletionRequest"):
+        check: dict[str, Any] = {"refuse": model_validator(mode="before")(refuse)}
+        base = getattr(module, name)
+        setattr(module, name, create_model(name, __base__=base, __module__=base.__module__, __validators__=check))
 
 
-def _execute_models_of_lm_eval(module: Any, execute: Callable[[], None]) -> None:
-    from pypcd.integrations import lm_eval
-
-    execute()
-    lm_eval.register()
-
-
-_EXECUTE = {
-    "llama_cpp": _execute_llama_cpp,
-    "llama_cpp.server.app": _execute_server,
-    "lm_eval.models": _execute_models_of_lm_eval,
-}
+_EXECUTE = {"llama_cpp": _execute_llama_cpp, "llama_cpp.server.types": _execute_types_of_server}
 
 _finder = _Finder()
 
@@ -106,16 +94,7 @@ def install() -> None:
     """
     if sys.modules.get("llama_cpp") is not None:
         from pypcd import library
-        from pypcd.integrations.install import apply, read_environment
 
-        read_environment()
-        library.check()
-        import pypcd.engine  # noqa: F401
-
-        apply()
-    if "lm_eval.models" in sys.modules:
-        from pypcd.integrations import lm_eval
-
-        lm_eval.register()
+        _take_over(library.check)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)

@@ -162,7 +162,7 @@ class HarnessModel(TemplateLM):
             context = list(context) or [self.prefix_token_id]
             n = self.max_length + 1 - len(continuation)
             pairs.append((context[-n:], list(continuation)))
-        self._note_cut(pairs, [(context, rest) for _, context, rest in requests])
+        self._note_cut(sum(len(kept) < len(whole) for (kept, _), (_, whole, _) in zip(pairs, requests)), len(pairs))
         found: dict[int, tuple[float, bool]] = {}
         done = tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests")
         with done:
@@ -231,7 +231,7 @@ class HarnessModel(TemplateLM):
         ends = [ids[0] for ids in encoded if len(ids) == 1 and not engine.token_bytes(self.llm, ids[0])]
         tokens = [self.tok_encode(text) or [self.prefix_token_id] for text in contexts]
         prompts = [list(ids[-(self.max_length - max_tokens) :]) for ids in tokens]
-        self._note_cut([(ids, []) for ids in prompts], [(ids, []) for ids in tokens])
+        self._note_cut(sum(len(kept) < len(whole) for kept, whole in zip(prompts, tokens)), len(prompts))
         yield from self.texts.answers(
             prompts,
             max_tokens=max_tokens,
@@ -240,14 +240,13 @@ class HarnessModel(TemplateLM):
             chooser=chooser if kwargs["do_sample"] else None,
         )
 
-    def _note_cut(self, pairs: Sequence[tuple[Any, Any]], given: Sequence[tuple[Any, Any]]) -> None:
-        n = sum(len(kept[0]) < len(whole[0]) for kept, whole in zip(pairs, given))
+    def _note_cut(self, n: int, of: int) -> None:
         if n:
             logger.warning(
                 "%d of %d texts are longer than the context of %d tokens: the beginning of each is left out; load the model "
                 "with a larger n_ctx",
                 n,
-                len(pairs),
+                of,
                 self.max_length,
             )
 
@@ -259,16 +258,10 @@ class HarnessModel(TemplateLM):
             raise PCDError("this model has no chat template; leave out --apply_chat_template")
         begun = "" if add_generation_prompt else chat_history[-1]["content"]
         messages = chat_history if add_generation_prompt else chat_history[:-1]
-        make = chat_formatter(self.llm)
-        without = [message for message in messages if message["role"] != "system"]
-        for kept in (messages, without):
-            try:
-                return str(make(messages=kept).prompt) + begun
-            except (jinja2.TemplateError, ValueError) as error:
-                if len(kept) == len(without):
-                    raise PCDError(f"the model's chat template rejects these messages: {error}") from error
-                logger.warning("the model's chat template rejects system messages: they are left out")
-        raise AssertionError("unreachable")
+        try:
+            return str(chat_formatter(self.llm)(messages=messages).prompt) + begun
+        except (jinja2.TemplateError, ValueError) as error:
+            raise PCDError(f"the model's chat template rejects these messages: {error}") from error
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         if isinstance(chat_template, str):

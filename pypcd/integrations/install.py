@@ -26,7 +26,6 @@ _ON = ("1", "yes", "true")
 _UNREAD = object()
 # what objects get that are made without `pcd`; None: not installed; _UNREAD: the environment decides
 _setting: Any = _UNREAD
-_warned: set[type] = set()
 
 
 def install(pcd: PCDSetting = "unsure") -> None:
@@ -55,11 +54,6 @@ def install(pcd: PCDSetting = "unsure") -> None:
     _choose(pcd)
     if sys.modules.get("llama_cpp") is not None:
         apply()
-    app, types = (sys.modules.get(f"llama_cpp.server.{name}") for name in ("app", "types"))
-    if app and types and app.CreateCompletionRequest is types.CreateCompletionRequest:  # without the finder's check
-        warnings.warn(
-            'llama_cpp.server passes over "pcd" in requests: it was imported before pypcd.install()', stacklevel=2
-        )
 
 
 def _choose(pcd: PCDSetting) -> None:
@@ -125,7 +119,11 @@ def _ours(stock: Any, original: Callable[..., None]) -> Callable[..., None]:
             _open(self, *args, **kwargs)
             return
         if not isinstance(self, llama.Llama):
-            _warn_of(type(self))
+            warnings.warn(
+                f"{type(self).__module__}.{type(self).__qualname__} is derived from llama_cpp.Llama and decodes plainly; derive it from "
+                "pypcd.Llama for PCD",
+                stacklevel=2,
+            )
         original(self, *args, **kwargs)
 
     __init__._pypcds = __init__  # type: ignore[attr-defined]
@@ -159,13 +157,3 @@ def _open(llm: Any, *args: Any, **kwargs: Any) -> None:
     except BaseException:
         llm.close()  # a traceback may keep this object alive for long
         raise
-
-
-def _warn_of(cls: type) -> None:
-    if cls not in _warned:
-        _warned.add(cls)
-        warnings.warn(
-            f"{cls.__module__}.{cls.__qualname__} is derived from llama_cpp.Llama and decodes plainly; "
-            "derive it from pypcd.Llama for PCD",
-            stacklevel=3,
-        )

@@ -1,8 +1,7 @@
 """The command of lm-evaluation-harness with pypcd among its models: `python -m pypcd.integrations.lm_eval --model pypcd …`.
 
 Versions after 0.4.13 find models of other packages by entry points (pyproject.toml has ours), so there `lm_eval` does too. Up to
-0.4.13 that command knows its own models alone. So when their list is imported, `finder` has ours added, by name: nothing of it is
-imported before it is asked for.
+0.4.13 that command knows its own models alone, and register() adds ours by name.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ NAME, HOME = "pypcd", "pypcd.integrations.harness:HarnessModel"
 
 
 def register() -> None:
-    """Add pypcd to the models of lm_eval, which has been imported."""
+    """Add pypcd to the models of lm_eval."""
     from lm_eval.api.registry import model_registry  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     if NAME not in model_registry:
@@ -36,6 +35,7 @@ def main() -> None:
         raise UnsupportedError(
             "lm_eval is not installed; pip install 'lm_eval>=0.4.10', with Python 3.10 or newer"
         ) from None
+    register()
     cli_evaluate()
 
 

@@ -114,49 +114,42 @@ class Texts:
                     f"a text has {len(context)} tokens of context and {len(continuation)} to be scored; allowed: at least "
                     f"one of each, {self.llm.n_ctx() + 1} together"
                 )
-        yield from self._running(self._scoring, self._scores(_paths(pairs)))
+        # neighbours begin alike
+        order = sorted(range(len(pairs)), key=lambda i: (list(pairs[i][0]), list(pairs[i][1])))
+        given = [_Given(i, list(pairs[i][0]), list(pairs[i][1])) for i in order]
+        yield from self._running(self._scoring, self._scores(given))
 
-    def _scores(self, paths: list[_Path]) -> Iterator[tuple[int, float, bool]]:
-        left = paths
+    def _scores(self, left: list[_Given]) -> Iterator[tuple[int, float, bool]]:
         while left:
-            n = self._n_fitting([(path.prompt, len(path.tokens)) for path in left[: len(self._slots)]])
+            n = self._n_fitting([(one.prompt, len(one.tokens) - 1) for one in left[: len(self._slots)]])
             block, left = left[:n], left[n:]
-            for path, slot in zip(block, self._slots):
-                self._open(slot, path.prompt)
-            todo = (
-                (path, slot, i)
-                for path, slot in zip(block, self._slots)
-                for i in range(len(path.tokens) + 1)  # row i is that behind i tokens of the path
-            )
+            for one, slot in zip(block, self._slots):
+                self._open(slot, one.prompt)
+            # row i is that behind i tokens
+            todo = ((one, slot, i) for one, slot in zip(block, self._slots) for i in range(len(one.tokens)))
             while part := list(itertools.islice(todo, self._n_part)):
                 self._decode(
                     [
-                        (path.tokens[i - 1] if i else path.prompt[-1], len(path.prompt) - 1 + i, slot)
-                        for path, slot, i in part
+                        (one.tokens[i - 1] if i else one.prompt[-1], len(one.prompt) - 1 + i, slot)
+                        for one, slot, i in part
                     ]
                 )
-                for at, (path, _, i) in enumerate(part):
-                    self._add(path, i, at)
+                for at, (one, _, i) in enumerate(part):
+                    row, best = self._scored(at)
+                    one.log_probability += float(log_softmax(row)[one.tokens[i]])
+                    one.is_greedy &= best == one.tokens[i]
             self._close(self._slots[:n])
-            for path in block:
-                yield from path.scores()
+            for one in block:
+                yield one.index, one.log_probability, one.is_greedy
 
-    def _add(self, path: _Path, i: int, at: int) -> None:
-        """Add what row `at` of the last batch, behind i tokens of a path, says of its continuations."""
-        wanted = [goal for goal in path.goals if i < len(goal.tokens)]
-        if self._scoring is None or self.llm.pcd is None:  # None: PYPCD_DISABLE
+    def _scored(self, at: int) -> tuple[Logits, int]:
+        """The row with this number in the last batch, and the token that greedy decoding chooses there."""
+        if self._config is None or self.llm.pcd is None:  # None: PYPCD_DISABLE
             row = engine.row(self.llm, at)
-            best = int(row.argmax())
-        else:
-            rows = self.llm.pcd_logits(at)
-            row = rows.contrasted
-            assert self._config is not None
-            best = int(row.argmax()) if rows.beta is None else choice(rows.standard, row, self._config)
-        logs = log_softmax(row)
-        for goal in wanted:
-            token = goal.tokens[i]
-            goal.log_probability += float(logs[token])
-            goal.is_greedy &= token == best
+            return row, int(row.argmax())
+        rows = self.llm.pcd_logits(at)
+        row = rows.contrasted
+        return row, int(row.argmax()) if rows.beta is None else choice(rows.standard, row, self._config)
 
     # -- answers -----------------------------------------------------------------------------------------------------------
 
@@ -289,40 +282,14 @@ class Texts:
 
 
 @dataclasses.dataclass
-class _Goal:
-    """A continuation that is scored."""
+class _Given:
+    """A text that is scored behind a prompt."""
 
     index: int
+    prompt: list[int]
     tokens: list[int]
     log_probability: float = 0.0
     is_greedy: bool = True
-
-
-@dataclasses.dataclass
-class _Path:
-    """Tokens behind a prompt whose rows score one continuation or several: all those that begin as it does."""
-
-    prompt: list[int]
-    tokens: list[int]
-    goals: list[_Goal]
-
-    def scores(self) -> Iterator[tuple[int, float, bool]]:
-        for goal in self.goals:
-            yield goal.index, goal.log_probability, goal.is_greedy
-
-
-def _paths(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[_Path]:
-    """As few paths as score all pairs, in an order in which neighbours begin alike."""
-    goals = sorted(
-        ((list(context), list(rest[:-1]), list(rest), i) for i, (context, rest) in enumerate(pairs)), reverse=True
-    )
-    paths: list[_Path] = []
-    for prompt, read, tokens, i in goals:  # the longer of two that begin alike comes first
-        last = paths[-1] if paths else None
-        if last is None or last.prompt != prompt or last.tokens[: len(read)] != read:
-            paths.append(last := _Path(prompt, read, []))
-        last.goals.append(_Goal(i, tokens))
-    return paths[::-1]
 
 
 @dataclasses.dataclass

@@ -4,7 +4,7 @@
 python scripts/recipes/make_random_model.py random-1b.gguf             # 1.1B parameters, Q4_0, 620 MB
 python scripts/recipes/make_random_model.py --shape 8b random-8b.gguf  # 8B parameters, Q4_0, 4.5 GB
 
-Needs gguf, which the extras `train` and `test` have.
+Needs gguf, which the extra `test` has.
 """
 
 from __future__ import annotations

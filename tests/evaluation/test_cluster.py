@@ -6,41 +6,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import logging
-import os
 import platform
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import DEMO, ONE, Records, finished, lines, python_path, tables, wait_until, without_time
+from runs import DEMO, ONE, Records, finished, lines, python_path, tables, wait_until
 
 import pypcd
 from pypcd.cli import main
 from pypcd.evaluation import Cluster, Directory, Plan, Progress, evaluate, executors, facts, run, run_options
-from pypcd.evaluation.run import Worker
 from pypcd.gguf import DEMO_MODEL
+from pypcd.llama import machine
 
 distributed = pytest.importorskip("distributed")
-KILLER = ("kv-short", 280, 1)  # the question that workers below die of
 
 
 @pytest.fixture(scope="module")
 def expected(finished: tuple[Directory, Records]) -> Records:
     """The records of one process."""
     return finished[1]
-
-
-def started(n: int, **options: Any) -> Any:
-    how = {"threads_per_worker": 1, "memory_limit": 0, "host": "127.0.0.1", **options}
-    no_page = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
-    return distributed.LocalCluster(n_workers=n, silence_logs=logging.CRITICAL, scheduler_kwargs=no_page, **how)
 
 
 @contextlib.contextmanager
@@ -102,26 +92,8 @@ def test_a_run_goes_on_elsewhere(cluster: Cluster, expected: Records, tmp_path: 
     assert tables(DEMO, made) == tables(DEMO, expected) and len(lines(directory)) == len(expected)
 
 
-class Told(Worker):
-    """Notes in a file that it was opened, and by which process."""
-
-    def __init__(self, plan: Plan, options: Mapping[str, Any], file: str) -> None:
-        super().__init__(plan, options)
-        with open(file, "a", encoding="utf-8") as notes:
-            notes.write(f"{os.getpid()}\n")
-
-
 def is_open() -> bool:
     return executors._open is not None
-
-
-def test_a_process_opens_its_model_once_and_closes_it(cluster: Cluster, tmp_path: Path) -> None:
-    notes = tmp_path / "opened"
-    worker = functools.partial(Told, file=str(notes))
-    evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE, worker=worker)
-    opened = notes.read_text().splitlines()
-    assert len(opened) == len(set(opened)) == 2
-    assert wait_until(30, lambda: not any(cluster._client.run(is_open).values()))
 
 
 def test_threads_are_a_share_of_the_cores(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,29 +104,6 @@ def test_threads_are_a_share_of_the_cores(cluster: Cluster, monkeypatch: pytest.
 
 
 # -- what is lost ------------------------------------------------------------------------------------------------------
-
-
-class Killed(Worker):
-    """Dies in the midst of a question, once."""
-
-    def __init__(self, plan: Plan, options: Mapping[str, Any], file: str) -> None:
-        super().__init__(plan, options)
-        self._file = Path(file)
-
-    def _answered(self, key: Any, sample: Any, method: Any) -> dict[str, Any]:
-        if key == (*KILLER, "pcd") and not self._file.exists():
-            self._file.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super()._answered(key, sample, method)
-
-
-def test_a_killed_worker_loses_nothing(expected: Records, tmp_path: Path) -> None:
-    worker = functools.partial(Killed, file=str(tmp_path / "killed"))
-    with started(2) as own, Cluster(own.scheduler_address) as cluster:
-        cluster._client.wait_for_workers(2, timeout=60)
-        made = evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE, worker=worker).records
-    assert (tmp_path / "killed").exists()
-    assert without_time(made) == without_time(expected)
 
 
 def test_a_lost_scheduler_keeps_what_was_answered(scheduler: Any, expected: Records, tmp_path: Path) -> None:
@@ -214,76 +163,42 @@ def test_without_dask_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys
     assert "pip install distributed" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("change", ["removed", "longer", "changed"])
-def test_a_worker_with_another_model_is_named(
-    change: str, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_without_the_model_is_named(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, everywhere = tmp_path / "model.gguf", cluster.everywhere
     model.write_bytes(DEMO_MODEL.read_bytes())
-
-    def meanwhile(call: Any) -> Any:
-        """What the workers find, once this process has looked at the file."""
-        if change == "removed":
-            model.unlink()
-        else:
-            model.write_bytes(DEMO_MODEL.read_bytes()[:-1] + b"!" * (2 if change == "longer" else 1))
-        return everywhere(call)
-
-    monkeypatch.setattr(cluster, "everywhere", meanwhile)
-    found = {"removed": "there is no model file", "longer": "model_bytes is", "changed": "weights is"}
-    with pytest.raises((pypcd.PCDError, FileNotFoundError), match=found[change]) as error:
+    # it is there when this process looks for it
+    monkeypatch.setattr(cluster, "everywhere", lambda call: model.unlink(missing_ok=True) or everywhere(call))
+    with pytest.raises(FileNotFoundError, match="there is no model file") as error:
         evaluate(dataclasses.replace(DEMO, model=str(model)), Directory(tmp_path / "run"), jobs=cluster, options=ONE)
     assert any(str(error.value).startswith(f"{worker}: ") for worker in cluster._client.nthreads())
 
 
-def set_version(text: str) -> None:
-    pypcd.__version__ = text
-
-
-def test_a_worker_with_another_version_is_named(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["weights", "model_bytes", "devices", "pypcd", "llama_cpp_python"])
+def test_a_worker_that_differs_from_the_run_is_named(
+    name: str, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, other = pypcd.__version__, list(cluster._client.nthreads())[1]
-    known = facts(DEMO, ONE)
-    cluster._client.run(set_version, "0.0.9", workers=[other])
-    try:
-        for late in (False, True):  # a worker that comes later is not among those that were looked at
-            if late:
-                monkeypatch.setattr(run, "facts", lambda *_: known)
-            with pytest.raises(
-                pypcd.PCDError, match=f"({other}|{platform.node()}): pypcd is '0.0.9' there, but '{here}'"
-            ):
-                evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
-    finally:
-        cluster._client.run(set_version, here, workers=[other])
+    known = {**facts(DEMO, ONE, cluster), name: "another"}
+    monkeypatch.setattr(run, "facts", lambda *_: known)
+    with pytest.raises(pypcd.PCDError, match=f"{platform.node()}: {name} is .* there, but 'another' in the run"):
+        evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE)
     assert not (tmp_path / "run" / "samples.jsonl").exists()
 
 
-OWN_DEVICES = run._devices
+def set_devices(found: list[dict[str, Any]]) -> None:
+    machine.devices = lambda: found
 
 
-def set_devices(text: str | None) -> None:
-    """Another name for the device, or its own."""
-    run._devices = (lambda on_gpu: [text]) if text else OWN_DEVICES
-
-
-def test_the_workers_of_a_run_have_devices_of_one_kind(cluster: Cluster, tmp_path: Path) -> None:
-    """The run is theirs: this process may have others."""
-    first, other = cluster._client.nthreads()
-    own = cluster._client.run(run._devices, on_gpu=False)[first]
-    cluster._client.run(set_devices, "abacus", workers=[other])
+def test_the_devices_of_a_run_are_those_of_its_workers(cluster: Cluster, tmp_path: Path) -> None:
+    """This process may have others."""
+    own = machine.devices()
+    cluster._client.run(set_devices, [{"description": "abacus", "is_gpu": False}])
     try:
-        said = f"({first}|{other}): devices is .*abacus.* in the run"  # of the worker that has answered first
-        with pytest.raises(pypcd.PCDError, match=said):
-            facts(DEMO, ONE, jobs=cluster)
-        cluster._client.run(set_devices, "abacus")
-        known = facts(DEMO, ONE, jobs=cluster)
-        assert known["devices"] == ["abacus"] != own and facts(DEMO, ONE)["devices"] == own
         outcome = evaluate(dataclasses.replace(DEMO, n=1), Directory(tmp_path / "run"), jobs=cluster, options=ONE)
-        assert len(outcome.records) == 2 * 3
-        assert json.loads((tmp_path / "run" / "run.json").read_text())["devices"] == ["abacus"]
     finally:
-        cluster._client.run(set_devices, None)
+        cluster._client.run(set_devices, own)
+    assert len(outcome.records) == 2 * 3
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["devices"] == ["abacus"]
+    assert "abacus" not in facts(DEMO, ONE)["devices"]
 
 
 def test_a_worker_without_pypcd_is_named(scheduler: Any, tmp_path: Path) -> None:

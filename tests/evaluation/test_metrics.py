@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pypcd.evaluation.tasks import metrics
 from pypcd.evaluation.tasks.metrics import recall, word_match
 
 
@@ -27,10 +26,6 @@ from pypcd.evaluation.tasks.metrics import recall, word_match
 )
 def test_retrieve_kv_looks_for_the_value_among_the_words(prediction: str, right: bool) -> None:
     assert word_match(prediction, "1a-2b") == right
-
-
-def test_separators_can_be_longer_than_a_sign() -> None:
-    assert word_match("1a-2b</s>", "1a-2b", (*metrics.KV_SEPARATORS, "</s>")) == 1.0
 
 
 @pytest.mark.parametrize(

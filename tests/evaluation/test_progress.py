@@ -56,7 +56,7 @@ def test_questions_are_counted_and_what_was_there_takes_no_time() -> None:
     progress = Progress(clock=clock)
     progress.begin(keys, todo)
     assert (progress.n_questions, progress.n_questions_done, progress.n_answers_done) == (10, 5, 17)
-    assert progress.seconds_left is None and progress.n_asked == 13
+    assert progress.seconds_left is None and progress.n_answers == 30
     clock.now += 1
     progress.answered(("kv", 1000, 5, "pcd"), 1.0)
     assert (progress.n_questions_done, progress.n_answers_done) == (6, 18)
@@ -72,14 +72,15 @@ def test_later_passes_are_expected_until_they_come() -> None:
     progress = Progress(clock=clock)
     progress.expect(("kv", 1000, i, "new") for i in range(10))
     progress.begin(keys, keys)
-    assert (progress.n_questions, progress.n_answers, progress.n_asked) == (20, 40, 40)
+    assert (progress.n_questions, progress.n_answers, progress.n_questions_done) == (10, 40, 0)
     for key in keys:
         clock.now += 2
         progress.answered(key, 2.0)
     assert progress.seconds_left == pytest.approx(20)
     progress.expect(())
-    progress.begin(keys[:3], keys[:3])
-    assert (progress.n_questions, progress.n_answers, progress.n_asked) == (11, 33, 33)
+    later = [("kv", 3000, 0, "greedy")]
+    progress.begin(later, later)
+    assert (progress.n_questions, progress.n_questions_done, progress.n_answers) == (11, 10, 31)
     assert progress.seconds_left == pytest.approx(6)
 
 

@@ -139,7 +139,7 @@ def test_a_record_is_asked_as_published_and_for_several_keys() -> None:
         ("ruler-qa_1", "--tasks ruler$"),
         ("constrained-needle", "commit 23bc9434"),
         ("mrcr", "commit 7d6ac68"),
-        ("nolima", "python -m research.eval MODEL --task nolima"),
+        ("nolima", "commit 2e7ce90"),
         ("vt-authors", "python -m research.eval MODEL --task vt-authors"),
     ],
 )

@@ -96,28 +96,17 @@ def test_a_quoted_sentence_is_beside_the_one_that_is_asked_about(n_tokens: int, 
 
 
 @few
-@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("kind", [kind for kind in TASKS if kind != "quote"])
 @given(seed=seeds)
-def test_usual_forms_of_the_answer_score_and_wrong_ones_do_not(kind: str, seed: int) -> None:
+def test_a_wrong_value_may_stand_behind_the_right_one_only(kind: str, seed: int) -> None:
     made = TASKS[kind]
     for sample in some(kind, 3, 600, seed):
-        (answer,) = sample.answers
-        right = [answer, sample.gold, f'"{answer}"', f"\n {answer} \n", f"{answer}\nQuestion: And then?"]
-        wrong = [answer[1:]]
-        if kind == "quote":
-            right += [answer.rstrip("."), f'{answer}" That is it.', answer.replace(" ", "  "), f"\u201c{answer}\u201d"]
-            wrong += [f"{answer} {answer}", answer.replace("the ", "a ", 1) + " too", answer[: len(answer) // 2]]
-        else:
-            right += [f"{answer}, as the text says.", f"It is {answer}.", answer.upper(), f"**{answer}**"]
-            others = sample.extra["others"] or ["7.35"]
-            wrong += [f"{others[0]}.", f"{others[-1]} or {answer}"]
-            if kind == "conflict":
-                wrong += [sample.extra["conflict"], f"not {sample.extra['conflict']}, but {answer}"]
-                right += [f"{answer}, not {sample.extra['conflict']}"]
-        for text in right:
-            assert made.score(text, sample) == 1.0, (text, answer)
-        for text in wrong:
-            assert made.score(text, sample) == 0.0, (text, answer)
+        (answer,), others = sample.answers, [*sample.extra["others"]] or ["7.35"]
+        if kind == "conflict":
+            others.append(sample.extra["conflict"])
+        for other in others:
+            assert made.score(f"It is {answer}, not {other}.", sample) == 1.0
+            assert made.score(f"not {other}, but {answer}", sample) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import runpy
 import sys
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_tokenizer import Pieces
@@ -260,18 +259,6 @@ def test_no_number_of_coded_words_makes_the_fourth_rank_a_tie() -> None:
         assert counts[0] > counts[1] > counts[2] > counts[3] > counts[4]
     (sample,) = ruler.FWE()._questions(1, 42, 10, 0)
     assert sorted(collections.Counter(sample.prompt.segments).values(), reverse=True)[3:] == [1, 1]
-
-
-def test_names_are_distinct_and_none_is_the_keyword() -> None:
-    for seed in range(100):
-        assert len(set(ruler.names_of(random.Random(seed), 1))) == 5
-
-    class Stubborn(random.Random):
-        def choices(self, *args: Any, **kwargs: Any) -> list[str]:
-            drawn = super().choices(*args, **kwargs)
-            return list("VAR") if self.random() < 0.5 else drawn
-
-    assert "VAR" not in ruler.names_of(Stubborn(0), 3)
 
 
 def test_the_longest_answers_are_the_published_ones() -> None:

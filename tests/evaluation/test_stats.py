@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pypcd.evaluation.stats import _tango, interval, min_n_to_detect, needed, noninferiority_n, paired
+from pypcd.evaluation.stats import MIN_N, _tango, interval, paired
 
 
 def test_a_hand_worked_comparison() -> None:
@@ -71,35 +71,8 @@ def test_unpaired_outcomes_are_refused(method: list[bool], baseline: list[bool])
 
 
 def test_fewer_than_six_samples_show_nothing() -> None:
-    assert min_n_to_detect() == 6  # two-sided sign test: 2 / 2^5 is 0.0625, 2 / 2^6 is 0.03125
-    assert not paired([1.0] * 5, [0.0] * 5).is_clear and paired([1.0] * 6, [0.0] * 6).is_clear
-
-
-@pytest.mark.parametrize(
-    ("disagreement", "gain", "n"),
-    [
-        (0.1, 0.1, 77),  # ((1.960 * 0.3162 + 0.8416 * 0.3000) / 0.1)^2 = 76.1
-        (0.3, 0.1, 234),  # ((1.960 * 0.5477 + 0.8416 * 0.5385) / 0.1)^2 = 233.1
-        (0.0, 0.1, 77),  # a gain of 10 points is a disagreement of a tenth at least
-        (0.3, 0.2, 57),  # ((1.960 * 0.5477 + 0.8416 * 0.5099) / 0.2)^2 = 56.5
-        (1.0, 1.0, 6),  # ((1.960 + 0) / 1)^2 = 3.8: fewer than show anything
-    ],
-)
-def test_samples_needed_by_hand(disagreement: float, gain: float, n: int) -> None:
-    assert needed(disagreement, gain=gain) == n
-
-
-@pytest.mark.parametrize(("disagreement", "gain"), [(0.15, 0.1), (0.3, 0.1), (0.5, 0.2)])
-def test_so_many_samples_show_the_gain_four_times_in_five(disagreement: float, gain: float) -> None:
-    """By simulation. The exact test is slightly stricter than the formula, which is a normal approximation."""
-    n, rng = needed(disagreement, gain=gain), np.random.default_rng(0)
-    shares = [(disagreement + gain) / 2, (disagreement - gain) / 2, 1 - disagreement]
-    shown = 0
-    for _ in range(400):
-        wins, losses, equal = rng.multinomial(n, shares)
-        result = paired([1] * wins + [0] * (losses + equal), [0] * wins + [1] * losses + [0] * equal, n_bootstrap=500)
-        shown += result.is_clear and result.difference > 0
-    assert 0.68 < shown / 400 < 0.88
+    """Two-sided sign test: 2 / 2^5 is 0.0625, 2 / 2^6 is 0.03125."""
+    assert next(n for n in range(1, 9) if paired([1.0] * n, [0.0] * n).is_clear) == MIN_N
 
 
 # -- that nothing is lost ----------------------------------------------------------------------------------------------
@@ -124,20 +97,34 @@ def test_the_score_test_by_its_definition(n: int, wins: int, losses: int) -> Non
     assert _tango(n, wins, losses, -0.02) == pytest.approx(expected, rel=2e-3, abs=2e-3)
 
 
-def test_a_loss_is_excluded_only_by_many_samples() -> None:
-    def spared(wins: int, losses: int, n: int) -> bool:
-        equal = [0.0] * (n - wins - losses)
-        return paired([1.0] * wins + [0.0] * losses + equal, [0.0] * wins + [1.0] * losses + equal).spares
-
-    assert noninferiority_n(0.0) == 189 and spared(0, 0, 189) and not spared(0, 0, 188)
-    assert noninferiority_n(0.03) == 589  # 0.03 * ((1.960 + 0.842) / 0.02)^2 = 588.7
-    assert spared(9, 9, 600) and not spared(9, 9, 150) and spared(30, 0, 60)
-    assert not spared(0, 12, 600) and not spared(5, 15, 600)
+@pytest.mark.parametrize(
+    ("wins", "losses", "n", "points", "excluded"),
+    [
+        (0, 0, 188, -2, False),  # 189 = 1.960^2 * 0.98 / 0.02, though all bootstrap intervals of equals have no width
+        (0, 0, 189, -2, True),
+        (9, 9, 600, -2, True),
+        (9, 9, 150, -2, False),
+        (30, 0, 60, -2, True),
+        (0, 12, 600, -2, False),
+        (5, 15, 600, -2, False),
+        (0, 0, 34, 10, False),  # 35 = 1.960^2 * 0.9 / 0.1
+        (0, 0, 35, 10, True),
+        (3, 1, 76, 10, True),
+        (3, 1, 50, 10, False),
+        (0, 6, 6, 10, True),
+    ],
+)
+def test_a_difference_is_excluded_only_by_many_samples(
+    wins: int, losses: int, n: int, points: float, excluded: bool
+) -> None:
+    equal = [0.0] * (n - wins - losses)
+    result = paired([1.0] * wins + [0.0] * losses + equal, [0.0] * wins + [1.0] * losses + equal)
+    assert result.excludes(points) == excluded and result.spares == result.excludes(-2)
 
 
 def test_a_loss_that_is_there_is_seldom_excluded_and_none_mostly_is() -> None:
-    """By simulation: 2 points are lost, or nothing is."""
-    rng, n = np.random.default_rng(0), noninferiority_n(0.03)
+    """By simulation: 2 points are lost, or nothing is. 589 = 0.03 * ((1.960 + 0.842) / 0.02)^2, for a power of 80%."""
+    rng, n = np.random.default_rng(0), 589
     shown = {0.0: 0, 0.02: 0}
     for loss in shown:
         for _ in range(400):

@@ -43,15 +43,6 @@ PART = {
 PART |= {"vt": 60, "fwe": 60, "cwe": 150}  # a word more is several times in the list
 
 
-def test_every_task_has_its_name() -> None:
-    assert len(set(TASKS)) == len(TASKS)
-    for name in TASKS:
-        made = task(name)
-        assert made.name == name
-        assert made.metric in ("accuracy", "recall", "F1")
-        assert made.max_tokens >= 8
-
-
 def test_a_group_stands_for_its_tasks() -> None:
     assert set(parts_of(GROUPS)) <= set(TASKS) and parts_of(("kv", "graphwalks")) == ("kv", *GROUPS["graphwalks"])
     assert [len(names) for names in GROUPS.values()] == [8, 2, 12, 12, 6, 2]
@@ -155,11 +146,6 @@ def test_the_answer_stands_in_its_context_once_and_at_its_depth(name: str, n: in
 
 
 # -- names ---------------------------------------------------------------------------------------------------------------
-
-
-def test_a_misspelt_task_is_corrected() -> None:
-    with pytest.raises(ValueError, match="did you mean 'kv-records'"):
-        task("kv_record")
 
 
 @pytest.fixture(scope="module")

@@ -141,7 +141,6 @@ def test_a_class_of_others_stays_theirs_and_one_of_pypcds_too(tiny: Tiny) -> Non
     assert type(llm) is Theirs and len(s) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Theirs(str(tiny("llama")), verbose=False, **SMALL)
         assert Ours(tiny("llama"), **SMALL).pcd is None
         assert pypcd.Llama(tiny("llama"), **SMALL).pcd is None
 

@@ -52,15 +52,6 @@ def fake(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_it_is_a_model_of_the_harness_once_pypcd_is_imported(fake: Path) -> None:
-    code = f"import sys; sys.path.insert(0, sys.argv[1]); import lm_eval.models, pypcd; {SHOW}; print('llama_cpp' in sys.modules)"
-    result = run_python(code, fake)
-    assert result.returncode == 0, result.stderr
-    models, rest = result.stdout.splitlines()
-    assert json.loads(models) == {"dummy": "lm_eval.models:X", "pypcd": lm_eval.HOME}
-    assert rest == "False", "nothing of ours is loaded before it is asked for"
-
-
 def test_the_command_is_the_harnesss_own_with_our_model_among_its(fake: Path) -> None:
     (fake / "lm_eval/__main__.py").write_text(
         f"import sys\ndef cli_evaluate():\n    import lm_eval.models\n    {SHOW}\n    print(*sys.argv[1:])\n"
@@ -188,6 +179,8 @@ def test_the_command(pcd: str, engine: str, tasks: Path, tmp_path: Path, monkeyp
 )
 def test_what_is_wrong_is_said_in_one_sentence(args: str, message: str) -> None:
     from lm_eval import simple_evaluate  # type: ignore[import-not-found]
+
+    lm_eval.register()
 
     with pytest.raises((TypeError, ValueError, OSError), match=message) as caught:
         simple_evaluate(model="pypcd", model_args=args, tasks=["of no matter"])

@@ -120,33 +120,12 @@ def test_a_setting_in_a_request_is_a_400_with_the_remedy(stream: bool, server: S
     assert server.complete(), "it serves on"
 
 
-# --- where it is not installed ---
-
-
-def said_by(code: str, *args: Any) -> str:
-    done = run_python(code, *args)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_without_install_it_is_llama_cpps_own_and_with_it_the_types_are_left_as_they_were() -> None:
+def test_its_requests_have_our_types_only_once_it_is_installed() -> None:
     code = """if True:
         import sys, pypcd
-        import llama_cpp.server.types as types
-        before = dict(vars(types))
         sys.argv[1] == "installed" and pypcd.install()
         import llama_cpp.server.app as app
-        print(app.CreateCompletionRequest is types.CreateCompletionRequest, before == vars(types))"""
-    assert said_by(code, "no") == "True True\n"
-    assert said_by(code, "installed") == "False True\n"
-
-
-def test_an_installation_that_comes_too_late_says_so() -> None:
-    code = """if True:
-        import warnings, pypcd
-        import llama_cpp.server.app
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            pypcd.install()
-        print(*[w.message for w in seen])"""
-    assert said_by(code) == 'llama_cpp.server passes over "pcd" in requests: it was imported before pypcd.install()\n'
+        print("refuse" in vars(app.CreateCompletionRequest))"""
+    for installed, said in (("no", "False\n"), ("installed", "True\n")):
+        done = run_python(code, installed)
+        assert done.stdout == said, done.stderr

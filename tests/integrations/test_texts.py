@@ -11,14 +11,12 @@ import llama_cpp
 import numpy as np
 import pytest
 from conftest import TOKENS, Tiny, contrasted, expected, native_row, on_stock, rounding, tolerance, turn
-from hypothesis import given
-from hypothesis import strategies as st
 from reference import contrast
 
 import pypcd
 from pypcd import engine
 from pypcd.decode import Sampling
-from pypcd.integrations.texts import Texts, _paths, choice, scoring
+from pypcd.integrations.texts import Texts, choice, scoring
 from pypcd.settings.config import PCDConfig
 from pypcd.settings.formula import entropy, log_softmax
 
@@ -125,20 +123,6 @@ def test_what_cannot_be_scored_is_refused_before_anything_is(tiny: Tiny, load: L
             scores(llm, [PAIRS[0], pair], n=1)
     with pytest.raises(ValueError, match="sequences is 'chosen', which contrasts nothing here; allowed: 'all'"):
         Texts(llm, 1, PCDConfig(sequences="chosen"))
-
-
-@given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1), st.lists(st.integers(0, 2), min_size=1))))
-def test_paths_read_all_that_is_scored_and_nothing_twice(pairs: list[Pair]) -> None:
-    paths = _paths(pairs)
-    assert sorted(goal.index for path in paths for goal in path.goals) == list(range(len(pairs)))
-    for path in paths:
-        for goal in path.goals:
-            context, rest = pairs[goal.index]
-            assert path.prompt == context and goal.tokens == rest
-            assert path.tokens[: len(rest) - 1] == rest[:-1]
-    for a, b in itertools.permutations(paths, 2):
-        assert a.prompt != b.prompt or a.tokens != b.tokens[: len(a.tokens)]
-    assert [path.prompt for path in paths] == sorted(path.prompt for path in paths)
 
 
 # -- with PCD ------------------------------------------------------------------------------------------------------------

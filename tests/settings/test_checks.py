@@ -17,7 +17,7 @@ from pypcd import PCDConfig
 from pypcd.cli._options import GenerationSettings, at_least
 from pypcd.decode import Control, Sampling
 from pypcd.evaluation import Plan
-from pypcd.evaluation.tasks.size import check_cell
+from pypcd.evaluation.tasks.kv import KV_SHORT
 from pypcd.settings.ranges import Choice, Integer, Number, OrNone, literal
 
 
@@ -34,8 +34,8 @@ INTEGERS: dict[str, tuple[Callable[[Any], Any], int]] = {
     "Control.n_steps": (lambda v: Control(n_steps=v).n_steps, 7),
     "Plan.n": (lambda v: plan(n=v).n, 7),
     "Plan.seed": (lambda v: plan(seed=v).seed, 7),
-    "check_cell.n": (lambda v: check_cell(v, 64) or 7, 7),
-    "check_cell.n_tokens": (lambda v: check_cell(1, v) or 64, 64),
+    "Task.n": (lambda v: KV_SHORT.check(v, 64) or 7, 7),
+    "Task.n_tokens": (lambda v: KV_SHORT.check(1, v) or 64, 64),
     "GenerationSettings.top_k": (
         lambda v: getattr(settings := GenerationSettings(), settings.set("top_k", v)),
         7,

@@ -85,7 +85,6 @@ def made_up(plan: Plan, score: Callable[[str, int], float]) -> dict[Any, dict[st
     return {
         key: {
             "score": score(key[3], key[2]),
-            "salience": 1.0 if score(key[3], key[2]) == 1 else 0.25,
             "n_tokens": 4,
             "depth": key[2] / plan.n,
         }

@@ -49,8 +49,8 @@ TASKS = tuple(_TASKS)
 GROUPS = {
     "ruler": tuple(made.name for made in RULER),
     "graphwalks": tuple(made.name for made in GRAPHWALKS),
-    "everyday": tuple(made.name for made in EVERYDAY if made.way == "shots"),
-    "everyday-behind": tuple(made.name for made in EVERYDAY if made.way == "behind"),
+    "everyday": tuple(made.name for made in EVERYDAY if not made.behind),
+    "everyday-behind": tuple(made.name for made in EVERYDAY if made.behind),
     "reading": tuple(made.name for made in READING),
     "chats": tuple(made.name for made in CHATS),
 }
@@ -65,7 +65,7 @@ _MOVED = {
     "ruler-": f"{_HARNESS} ruler",
     "constrained": "commit 23bc9434 of pypcd asks its questions",
     "mrcr": "commit 7d6ac68 of pypcd asks its questions",
-    "nolima": f"{_CLONE} nolima --data FOLDER",
+    "nolima": "commit 2e7ce90 of pypcd asks its questions",
     "kv-authors": f"{_CLONE} kv-authors",
     "vt-authors": f"{_CLONE} vt-authors",
 }

@@ -15,11 +15,10 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from pypcd.errors import InputError
 from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
-from pypcd.evaluation.tasks.size import check_cell, largest
+from pypcd.evaluation.tasks.size import largest
 
-__all__ = ["Row", "Written", "asked", "in_order", "paragraphs", "rows", "unrelated"]
+__all__ = ["Row", "Written", "in_order", "paragraphs", "rows", "unrelated"]
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -28,8 +27,10 @@ DATA = pathlib.Path(__file__).with_name("data")
 
 
 @functools.cache
-def rows(file: str) -> tuple[Row, ...]:
-    """The rows of a file in `data`."""
+def rows(file: str, kind: str | None = None) -> tuple[Row, ...]:
+    """The rows of a file in `data`, in the published order; those of a kind, or all."""
+    if kind is not None:
+        return tuple(row for row in rows(file) if row["kind"] == kind)
     with bz2.open(DATA / f"{file}.jsonl.bz2", "rt", encoding="utf-8") as lines:
         return tuple(map(json.loads, lines))
 
@@ -69,25 +70,13 @@ class Written(Task, Generic[T]):
         return len(self.questions)
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
+        self.check(n, n_tokens)
         made: list[Sample] = []
-        size, most = self.smallest, self.most(n_tokens)
-        for i, one in enumerate(asked(self.questions, self.name, n, n_tokens, seed)):
-            make = functools.partial(self.sample, i, one)
-            size = largest(make, self.smallest, n_tokens, self.max_tokens, tokenizer, near=size, most=most)
+        for i, asked in enumerate(in_order(self.questions, seed)[:n]):
+            make = functools.partial(self.sample, i, asked)
+            size = largest(make, self.smallest, n_tokens, self.max_tokens, tokenizer, self.most(n_tokens))
             made.append(make(size))
         return made
-
-
-def asked(questions: Sequence[T], name: str, n: int, n_tokens: int, seed: int) -> list[T]:
-    """The first n questions in the order of a seed.
-
-    Raises:
-        ValueError: there are fewer, or n or n_tokens is not an integer of at least 1.
-    """
-    check_cell(n, n_tokens)
-    if n > len(questions):
-        raise InputError(f"n is {n}; allowed: 1 to {len(questions)}, the questions of {name}")
-    return in_order(questions, seed)[:n]
 
 
 def unrelated(at: int) -> Iterator[str]:
@@ -101,7 +90,6 @@ def _pool() -> tuple[str, ...]:
     return tuple(dict.fromkeys(sentence for row in rows("everyday") for sentence in row["sentences"]))
 
 
-def paragraphs(sentences: Sequence[str], n_sentences: int = 5) -> str:
+def paragraphs(sentences: Sequence[str]) -> list[str]:
     """The sentences as text, five in a paragraph."""
-    starts = range(0, len(sentences), n_sentences)
-    return "\n\n".join(" ".join(sentences[i : i + n_sentences]) for i in starts)
+    return [" ".join(sentences[i : i + 5]) for i in range(0, len(sentences), 5)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from pypcd.evaluation.tasks.metrics import set_f1
@@ -20,12 +20,10 @@ from pypcd.prompt import Prompt
 
 __all__ = ["GRAPHWALKS", "GraphWalks"]
 
-DIGITS = 10  # of a name
 MOST_ANSWERS = 10
 MOST_STEPS = 3
 WIDEST = 4  # nodes at a distance that is not asked for
 MOST_MORE = 4  # edges that change no distance
-FEWEST_EDGES = (MOST_STEPS - 1) * WIDEST + MOST_ANSWERS + MOST_MORE
 
 Edge = tuple[str, str]
 
@@ -51,29 +49,10 @@ _EXAMPLE = (
     ("1d97f4c0a6", "74ea3519bc"),
 )
 _EXAMPLE_OF = {  # the node, and the answer
-    "bfs": ("5f1c09ae73", ("b0426e9fd8", "74ea3519bc")),
-    "parents": ("b0426e9fd8", ("1d97f4c0a6", "e83b6d2041")),
+    "bfs": ("5f1c09ae73", "b0426e9fd8, 74ea3519bc"),
+    "parents": ("b0426e9fd8", "1d97f4c0a6, e83b6d2041"),
 }
 _BEGUN = "Final Answer: ["
-
-
-@dataclasses.dataclass(frozen=True)
-class _Core:
-    """The part of a graph that decides the answer.
-
-    Attributes:
-        node: the node that the question is about.
-        steps: how far away the nodes of the answer are.
-        edges: each leads to a node of the answer, or on the way to one, or changes nothing.
-        no_out, no_in: nodes with all edges from them, or to them, among these edges.
-    """
-
-    node: str
-    steps: int
-    answer: frozenset[str]
-    edges: frozenset[Edge]
-    no_out: frozenset[str]
-    no_in: frozenset[str]
 
 
 @dataclasses.dataclass(eq=False)
@@ -89,7 +68,7 @@ class GraphWalks(Sized):
 
     metric = "F1"
     stop = "]"
-    smallest = FEWEST_EDGES
+    smallest = (MOST_STEPS - 1) * WIDEST + MOST_ANSWERS + MOST_MORE
 
     def __post_init__(self) -> None:
         self.name = f"graphwalks-{self.kind}"
@@ -101,27 +80,21 @@ class GraphWalks(Sized):
     def questions(self, n: int, size: int, seed: int = 0) -> Iterator[Sample]:
         example_node, example_answer = _EXAMPLE_OF[self.kind]
         before = (
-            f"{_INTRODUCTION}{_RULES[self.kind]}{_LISTED}Example graph:\n{_lines(_EXAMPLE)}\n\n"
-            f"{self._question(example_node, 2)}{_BEGUN}{', '.join(example_answer)}]\n\nGraph:\n"
+            f"{_INTRODUCTION}{_RULES[self.kind]}{_LISTED}Example graph:\n{chr(10).join(_lines(_EXAMPLE))}\n\n"
+            f"{self._question(example_node, 2)}{_BEGUN}{example_answer}]\n\nGraph:\n"
         )
         for i in range(n):
             rng = random.Random(f"{self.name} {seed} {i}")
-            names = _names(random.Random(rng.random()))
-            core = _search(rng, names) if self.kind == "bfs" else _parents(rng, names)
-            edges = [*sorted(core.edges), *itertools.islice(_others(rng, core, names), size - len(core.edges))]
-            rng.shuffle(edges)
+            # the parents of a node are one step away from it if all edges are turned round
+            steps = rng.randint(1, MOST_STEPS) if self.kind == "bfs" else 1
+            node, right, edges = _searched(rng, steps, size)
+            if self.kind == "parents":
+                edges = [(b, a) for a, b in edges]
             # in the order of the lines that show them
-            answers = tuple(
-                dict.fromkeys(node for edge in edges if edge in core.edges for node in edge if node in core.answer)
-            )
-            prompt = Prompt(
-                before=before,
-                segments=tuple(f"{a} -> {b}" for a, b in edges),
-                joiner="\n",
-                after=f"\n\n{self._question(core.node, core.steps)}",
-                answer_prefix=_BEGUN,
-            )
-            extra = {"node": core.node, "steps": core.steps}
+            answers = tuple(dict.fromkeys(name for edge in edges for name in edge if name in right))
+            after = f"\n\n{self._question(node, steps)}"
+            prompt = Prompt(before, _lines(edges), "\n", after, answer_prefix=_BEGUN)
+            extra = {"node": node, "steps": steps}
             yield Sample(i, prompt, answers, None, extra, gold=", ".join(answers), end="]")
 
     def _question(self, node: str, steps: int) -> str:
@@ -132,53 +105,33 @@ class GraphWalks(Sized):
 GRAPHWALKS = (GraphWalks("bfs"), GraphWalks("parents"))
 
 
-def _lines(edges: tuple[Edge, ...]) -> str:
-    return "\n".join(f"{a} -> {b}" for a, b in edges)
+def _lines(edges: Iterable[Edge]) -> tuple[str, ...]:
+    return tuple(f"{a} -> {b}" for a, b in edges)
 
 
-def _names(rng: random.Random) -> Iterator[str]:
-    """Names without end, all different."""
-    seen: set[str] = set()
-    while True:
-        name = f"{rng.getrandbits(4 * DIGITS):0{DIGITS}x}"
-        if name not in seen:
-            seen.add(name)
-            yield name
-
-
-def _search(rng: random.Random, names: Iterator[str]) -> _Core:
-    """A node, and the nodes at each distance from it up to the one that is asked for."""
-    steps = rng.randint(1, MOST_STEPS)
+def _searched(rng: random.Random, steps: int, size: int) -> tuple[str, set[str], list[Edge]]:
+    """A node, those that are so many steps away from it, and this number of edges, in any order."""
     sizes = (1, *(rng.randint(1, WIDEST) for _ in range(steps - 1)), rng.randint(1, MOST_ANSWERS))
-    layers = [tuple(itertools.islice(names, size)) for size in sizes]
-    edges = {(rng.choice(layer), node) for layer, following in itertools.pairwise(layers) for node in following}
+    layers = [[_name(rng) for _ in range(n)] for n in sizes]  # by their distance
+    edges = {(rng.choice(layer), node): None for layer, following in itertools.pairwise(layers) for node in following}
     for _ in range(rng.randint(0, MOST_MORE)):
         at = rng.randrange(steps)
-        edge = rng.choice(layers[at]), rng.choice([node for layer in layers[: at + 2] for node in layer])
-        if edge[0] != edge[1]:
-            edges.add(edge)
-    inner = frozenset(node for layer in layers[:-1] for node in layer)
-    return _Core(layers[0][0], steps, frozenset(layers[-1]), frozenset(edges), inner, frozenset())
-
-
-def _parents(rng: random.Random, names: Iterator[str]) -> _Core:
-    node = next(names)
-    parents = frozenset(itertools.islice(names, rng.randint(1, MOST_ANSWERS)))
-    return _Core(node, 1, parents, frozenset((parent, node) for parent in parents), frozenset(), frozenset((node,)))
-
-
-def _others(rng: random.Random, core: _Core, names: Iterator[str]) -> Iterator[Edge]:
-    """Edges without end that leave the answer as it is. Every second one, on average, leads to a new node or from one."""
-    nodes = sorted({node for edge in core.edges for node in edge})
-    seen = set(core.edges)
-    while True:
+        a, b = rng.choice(layers[at]), rng.choice([node for layer in layers[: at + 2] for node in layer])
+        if a != b:
+            edges[a, b] = None
+    inner = {node for layer in layers[:-1] for node in layer}  # an edge more from one of them may change the answer
+    nodes = [node for layer in layers for node in layer]
+    while len(edges) < size:
         a, b = rng.choice(nodes), rng.choice(nodes)
-        new = next(names) if rng.random() < 0.5 else None
-        if new is not None:
-            a, b = (new, b) if rng.random() < 0.5 else (a, new)
-        if a == b or a in core.no_out or b in core.no_in or (a, b) in seen:
-            continue
-        if new is not None:
-            nodes.append(new)
-        seen.add((a, b))
-        yield a, b
+        if rng.random() < 0.5:  # one of its ends is a new node
+            nodes.append(_name(rng))
+            a, b = (nodes[-1], b) if rng.random() < 0.5 else (a, nodes[-1])
+        if a != b and a not in inner:
+            edges[a, b] = None
+    order = list(edges)
+    rng.shuffle(order)
+    return layers[0][0], set(layers[-1]), order
+
+
+def _name(rng: random.Random) -> str:
+    return f"{rng.getrandbits(40):010x}"

@@ -12,7 +12,7 @@ import random
 import uuid
 from collections.abc import Iterator, Sequence
 
-from pypcd.evaluation.tasks.metrics import KV_SEPARATORS, word_match
+from pypcd.evaluation.tasks.metrics import word_match
 from pypcd.evaluation.tasks.sample import Sample
 from pypcd.evaluation.tasks.size import Sized
 from pypcd.prompt import Prompt
@@ -29,8 +29,6 @@ class KV(Sized):
     Attributes:
         groups: hexadecimal digits in each dash-separated group of a key or value; (8, 4, 4, 4, 12) is a UUID.
         before: the instruction before the JSON data.
-        after: the text after the question; without one the answer is begun for the model.
-        separators: characters that the metric treats as spaces.
     """
 
     name: str
@@ -38,8 +36,6 @@ class KV(Sized):
     groups: tuple[int, ...] = UUID
 
     before = "Extract the value corresponding to the specified key in the JSON object below.\n\n"
-    after = ""
-    separators = KV_SEPARATORS
     metric = "accuracy"
     smallest = 2
 
@@ -53,20 +49,18 @@ class KV(Sized):
     def question(self, i: int, pairs: Sequence[tuple[str, str]], at: int) -> Sample:
         """Question i, for the value of one of the pairs."""
         key, value = pairs[at]
-        # begun for the model: an instruct model writes it in longer words, and its answer is cut off
-        begun = "The value associated with the specified key is: "
-        after, begun = (begun + self.after, "") if self.after else ("", begun)
         prompt = Prompt(
             before=self.before + "JSON data:\n{",
             segments=tuple(f'"{k}": "{v}"' for k, v in pairs),
             joiner=", ",
-            after=f'}}\n\n\nKey: "{key}"\n{after}',
-            answer_prefix=begun,
+            after=f'}}\n\n\nKey: "{key}"\n',
+            # begun for the model: an instruct model writes it in longer words, and its answer is cut off
+            answer_prefix="The value associated with the specified key is: ",
         )
         return Sample(i, prompt, (value,), at / max(len(pairs) - 1, 1), {"nearest": pairs[-1][1]})
 
     def score(self, prediction: str, sample: Sample) -> float:
-        return word_match(prediction, sample.answers[0], self.separators)
+        return word_match(prediction, sample.answers[0])
 
     def _pairs(self, rng: random.Random, n_pairs: int) -> list[tuple[str, str]]:
         """Keys and values, all different, so that an answer occurs in its context only once."""

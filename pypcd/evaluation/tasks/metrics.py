@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-__all__ = [
-    "KV_SEPARATORS",
-    "any_match",
-    "f1",
-    "first_named",
-    "recall",
-    "same_sentence",
-    "set_f1",
-    "word_match",
-]
-
-KV_SEPARATORS: tuple[str, ...] = ("\n", ":", '"', "'", ".", ",", "?", "!", "{", "}")
+__all__ = ["any_match", "first_named", "recall", "same_sentence", "set_f1", "word_match"]
 
 
-def word_match(prediction: str, answer: str, separators: Iterable[str] = KV_SEPARATORS) -> float:
+def word_match(prediction: str, answer: str) -> float:
     """InfiniteBench's get_score_one_kv_retrieval: 1 if the answer is one of the prediction's words."""
-    for separator in separators:
-        prediction = prediction.replace(separator, " ")
-    return float(answer in prediction.split())
+    return float(answer in re.sub("[\n:\"'.,?!{}]", " ", prediction).split())
 
 
 def recall(prediction: str, references: Sequence[str]) -> float:
@@ -40,15 +27,7 @@ def any_match(prediction: str, references: Sequence[str]) -> float:
 def set_f1(prediction: str, references: Sequence[str]) -> float:
     """F1 of a comma-separated list as a set, as GraphWalks is scored: a repeated item counts once, and the case matters."""
     items = {item.strip() for item in prediction.split(",")} - {""}
-    return f1(len(items.intersection(references)), len(items), len(references))
-
-
-def f1(n_right: int, n_given: int, n_wanted: int) -> float:
-    """The harmonic mean of precision and recall."""
-    if not n_right:
-        return 0.0
-    precision, recalled = n_right / n_given, n_right / n_wanted
-    return 2 * precision * recalled / (precision + recalled)
+    return 2 * len(items.intersection(references)) / (len(items) + len(references))
 
 
 def first_named(prediction: str, answer: str, others: Sequence[str] = (), spelt: str = "") -> float:

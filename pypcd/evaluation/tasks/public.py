@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from pypcd.evaluation.tasks import frozen
 from pypcd.evaluation.tasks.kv import KV
 from pypcd.evaluation.tasks.metrics import any_match
-from pypcd.evaluation.tasks.sample import Sample, Tokenizer
+from pypcd.evaluation.tasks.sample import Sample
 from pypcd.prompt import Prompt
 
 __all__ = ["KV_RECORDS", "KVRecords", "XQuAD", "articles", "reworded"]
@@ -109,10 +109,6 @@ class KVRecords(KV):
     @property
     def n_questions(self) -> int:
         return KEYS * len(_records())
-
-    def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        frozen.asked(range(self.n_questions), self.name, n, n_tokens, 0)
-        return super().samples(n, n_tokens, tokenizer, seed)
 
     def questions(self, n: int, size: int, seed: int = 0) -> Iterator[Sample]:
         records = frozen.in_order(_records(), seed)

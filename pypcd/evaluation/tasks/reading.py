@@ -8,15 +8,14 @@ with unrelated paragraphs. Question i is the same at every length, except where 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from pypcd.evaluation.tasks import frozen
 from pypcd.evaluation.tasks.metrics import first_named, same_sentence
-from pypcd.evaluation.tasks.sample import Sample, Tokenizer
-from pypcd.evaluation.tasks.size import Sized, fill
+from pypcd.evaluation.tasks.sample import Sample
+from pypcd.evaluation.tasks.size import Sized
 from pypcd.prompt import Prompt
 
 __all__ = ["READING", "Reading"]
@@ -43,12 +42,11 @@ class Reading(Sized):
 
     @property
     def n_questions(self) -> int:
-        return len(_rows_of(self.kind))
+        return len(frozen.rows("reading", self.kind))
 
-    def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        asked = frozen.asked(_rows_of(self.kind), self.name, n, n_tokens, seed)
-        smallest = max(len(row["needed"]) for row in asked)
-        return fill(lambda size: self.questions(n, size, seed), smallest, n_tokens, self.max_tokens, tokenizer)
+    @property
+    def smallest(self) -> int:  # type: ignore[override]
+        return max(len(row["needed"]) for row in frozen.rows("reading", self.kind))
 
     def score(self, prediction: str, sample: Sample) -> float:
         """1 if the answer's first line names the right answer before any wrong one; a quoted sentence must be the same."""
@@ -58,7 +56,7 @@ class Reading(Sized):
 
     def questions(self, n: int, size: int, seed: int = 0) -> Iterator[Sample]:
         """n questions on texts of this number of sentences, or of lines and sentences."""
-        rows = list(enumerate(_rows_of(self.kind)))
+        rows = list(enumerate(frozen.rows("reading", self.kind)))
         for i, (at, row) in enumerate(frozen.in_order(rows, seed)[:n]):
             yield self._sample(i, at, row, size)
 
@@ -86,7 +84,7 @@ class Reading(Sized):
         """The text with n more sentences in new paragraphs behind its first one; those of a list stand before it."""
         own = {sentence for paragraph in text for sentence in paragraph}
         more = list(itertools.islice((sentence for sentence in frozen.unrelated(at) if sentence not in own), n))
-        new = frozen.paragraphs(more).split("\n\n")
+        new = frozen.paragraphs(more)
         if self.is_list:
             return [*([f"{paragraph}\n"] for paragraph in new), *text]
         before: list[list[list[str]]] = [[] for _ in range(len(text) + 1)]
@@ -106,11 +104,6 @@ def _shortened(text: list[list[str]], needed: set[str], n: int, rng: random.Rand
         for k, paragraph in enumerate(text)
     )
     return [paragraph for paragraph in left if paragraph]
-
-
-@functools.cache
-def _rows_of(kind: str) -> Sequence[frozen.Row]:
-    return [row for row in frozen.rows("reading") if row["kind"] == kind]
 
 
 READING = (

@@ -21,23 +21,10 @@ from typing import Literal
 
 from pypcd.evaluation.tasks.metrics import recall
 from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
-from pypcd.evaluation.tasks.size import Sized, check_cell, fill
+from pypcd.evaluation.tasks.size import Sized, fill
 from pypcd.prompt import Prompt
 
-__all__ = [
-    "CWE",
-    "FWE",
-    "NIAH",
-    "NOISE",
-    "N_HOPS",
-    "VT",
-    "chain",
-    "hidden",
-    "listed",
-    "names_of",
-    "numbered",
-    "tracking",
-]
+__all__ = ["CWE", "FWE", "NIAH", "NOISE", "N_HOPS", "VT", "chain", "hidden", "names_of", "tracking"]
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
@@ -64,7 +51,7 @@ class VT(_Ruler):
     max_tokens = 30
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        check_cell(n, n_tokens)
+        self.check(n, n_tokens)
         n_noises = N_HOPS + 1
         while len(tokenizer.encode(self._example(n_noises + 1, seed))) <= 500:
             n_noises += 1
@@ -174,7 +161,7 @@ class CWE(_Ruler):
     max_tokens = 120
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        check_cell(n, n_tokens)
+        self.check(n, n_tokens)
         return fill(
             lambda size: self._questions(n, size, n_tokens, seed), N_COMMON + 1, n_tokens, self.max_tokens, tokenizer
         )
@@ -215,7 +202,7 @@ class FWE(_Ruler):
     max_tokens = 50
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        check_cell(n, n_tokens)
+        self.check(n, n_tokens)
         n_ranks = max(10, (n_tokens - self.max_tokens) // 50)
         return fill(
             lambda size: self._questions(n, size, n_ranks, seed), FEWEST_CODED, n_tokens, self.max_tokens, tokenizer

@@ -10,7 +10,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from pypcd.errors import InputError
 from pypcd.prompt import Prompt
+from pypcd.settings.ranges import Integer
 
 __all__ = ["Sample", "Task", "Tokenizer"]
 
@@ -76,6 +78,16 @@ class Task(abc.ABC):
     def n_questions(self) -> int | None:
         """How many there are; None if they are generated."""
         return None
+
+    def check(self, n: int, n_tokens: int) -> None:
+        """
+        Raises:
+            ValueError: one of them is not an integer of at least 1, or there are not so many questions.
+        """
+        Integer(1)("n", n)
+        Integer(1)("n_tokens", n_tokens)
+        if self.n_questions is not None and n > self.n_questions:
+            raise InputError(f"n is {n}; allowed: 1 to {self.n_questions}, the questions of {self.name}")
 
     @abc.abstractmethod
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
