@@ -80,26 +80,24 @@ def text_of(data: bytes) -> Converted:
         document.init_forms()
         pages = [_page(page, document.formenv) for page in document]
     pitches = _pitches([page.lines for page in pages])
-    parts, length, begins = list[str](), 0, list[int]()
+    parts, firsts = list[str](), list[int]()  # of each page, the first of its parts
     last: Line | None = None
     for page in pages:
-        begins.append(length)
-        entered = "\n".join(dict.fromkeys(page.entered))
+        firsts.append(len(parts))
         blocks: list[tuple[Line | None, str]] = [(line, line.text) for line in page.lines]
-        for i, (line, text) in enumerate([*blocks, (None, entered)] if entered else blocks):
+        if page.entered:
+            blocks.append((None, "\n".join(dict.fromkeys(page.entered))))
+        for i, (line, text) in enumerate(blocks):
             if parts:
                 between = _between(last, line, pitches, i == 0) if last and line else "\n\n"
                 is_cut = not between and HYPHEN.search(parts[-1]) is not None
                 if is_cut and (parts[-1][-1] == "\u00ad" or text[0].islower()):
-                    parts[-1], length = parts[-1][:-1], length - 1
-                parts.append(between)
-                length += len(between)
-            if i == 0:
-                begins[-1] = length
+                    parts[-1] = parts[-1][:-1]
+                parts[-1] += between
             parts.append(text)
-            length += len(text)
             last = line
-    return Converted("".join(parts), tuple(begins), note=_note(pages))
+    lengths = [0, *itertools.accumulate(map(len, parts))]
+    return Converted("".join(parts), [lengths[first] for first in firsts], note=_note(pages))
 
 
 def _note(pages: Sequence[Page]) -> str:
@@ -109,11 +107,9 @@ def _note(pages: Sequence[Page]) -> str:
             f"is a scan: none of its {len(pages)} pages has a text layer, and pictures are not read; "
             "a program such as ocrmypdf adds the text"
         )
-    if not unread:
-        return left_out({"pictures"} if any(page.has_pictures for page in pages) else ())
-    if len(unread) == 1:
-        return f"page {unread[0]} has no text layer, so it is a picture, which is not read"
-    return f"pages {listed(unread)} have no text layer, so they are pictures, which are not read"
+    if unread:
+        return f"not read, since there is no text layer: page {listed(unread)}"
+    return left_out({"pictures"} if any(page.has_pictures for page in pages) else ())
 
 
 def _page(page: Any, form: Any) -> Page:
