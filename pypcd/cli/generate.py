@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
                     bar.end()
                 if not args.json:
                     printer.write(piece)
-    figures = Figures(llm, Answer(writing.answer.text, (), "", None, (), writing.answer))
+    figures = Figures(llm, Answer(writing.answer.text, (), "", (), writing.answer))
     if args.json:
         record = {"model": args.model, "text": writing.answer.text, "seed": seed, **figures.as_dict()}
         print(json.dumps(record, ensure_ascii=False))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,21 +163,13 @@ def test_what_was_asked_before_does_not_change_an_answer_and_the_text_is_not_rea
         assert least < answer.written.n_evaluated < most
 
 
-def test_the_plain_answer_beside_it_and_pieces(llm: pypcd.Llama) -> None:
+def test_an_answer_comes_in_pieces_and_may_be_stopped(llm: pypcd.Llama) -> None:
     how: Any = {"text": HARBOUR, "max_tokens": 12}
-    both = llm.ask(question=COXSWAIN, plain=True, **how)
     asking = stream(llm, (), COXSWAIN, method="plain", **how)
     pieces = list(asking)
-    assert "".join(pieces) == asking.answer.text == both.plain and len(pieces) > 3
-    assert (asking.answer.passages, asking.answer.note, asking.answer.plain) == ((), "", None)
-    alone = llm.ask(question=COXSWAIN, **how)
-    assert alone.text == both.text and alone.plain is None and len(both.passages) == 1
-    read, write = os.pipe()  # from which a text can be read once
-    os.write(write, HARBOUR.encode())
-    os.close(write)
-    piped = llm.ask(f"/dev/fd/{read}", COXSWAIN, plain=True, max_tokens=12)
-    assert (piped.text, piped.plain) == (both.text, both.plain)
-    os.close(read)
+    plain = llm.ask(question=COXSWAIN, method="plain", **how)
+    assert "".join(pieces) == asking.answer.text == plain.text and len(pieces) > 3
+    assert (asking.answer.passages, asking.answer.note) == ((), "")
     stopped = stream(llm, (), COXSWAIN, **how)
     first = next(iter(stopped))
     stopped.close()
