@@ -51,7 +51,7 @@ def read_files(
                 try:
                     if path.is_dir() and not path.is_symlink():
                         below = [path for path in path.iterdir() if not path.name.startswith(".")]
-                        paths += sorted(below, key=lambda path: (not path.is_file(), path.name), reverse=True)
+                        paths += sorted(below, key=lambda path: (path.is_dir(), path.name), reverse=True)
                     elif path.is_file() and path.resolve().is_relative_to(root):
                         documents.append(dataclasses.replace(read_document(path), name=name))
                     else:
