@@ -54,14 +54,13 @@ def limit(n_bytes: int, n_seconds: float = 0) -> None:
     with contextlib.suppress(ImportError, OSError):  # other systems have no such limits
         import resource
 
-        def hold(kind: int, n: int) -> None:
-            _, hard = resource.getrlimit(kind)  # which nobody may exceed
-            resource.setrlimit(kind, (n if hard == resource.RLIM_INFINITY else min(n, hard), hard))
-
-        if n_seconds:
-            hold(resource.RLIMIT_CPU, math.ceil(n_seconds))
         size = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        hold(resource.RLIMIT_AS, size + n_bytes)
+        limits = {resource.RLIMIT_AS: size + n_bytes}
+        if n_seconds:
+            limits[resource.RLIMIT_CPU] = math.ceil(n_seconds)
+        for kind, n in limits.items():
+            with contextlib.suppress(ValueError):  # a stricter one is in force
+                resource.setrlimit(kind, (n, resource.getrlimit(kind)[1]))
 
 
 def main() -> None:

@@ -21,9 +21,9 @@ HEADING = 100  # of the longest heading
 # ideographs, kana and Korean: each says about as much as three letters
 DENSE = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]")
 FIRST_WORD = re.compile(rf"\s*([{WIDE}]|[^\s{WIDE}]*)")
-BLANK_LINE = re.compile(r"\n[^\S\n]*\n\s*")
+PARAGRAPH = re.compile(r".*?(?:\n[^\S\n]*\n\s*|\Z)", re.DOTALL)  # with the blank lines behind it
 HEAD = re.compile(r"\s*(?:(\d)|([^\w\s]))")
-SPACE = re.compile(r"\s*")
+SEEN = re.compile(r"\S")
 DOUBTFUL = re.compile(r"(?<!\w)\w{1,2}\.\s*$")  # "z. B. ", "3. Oktober": an abbreviation or an ordinal number
 UNSEEN = re.compile(r"[\s\ud800-\udfff]")  # sentencex stops the program at some white space that is not ASCII
 QUOTES = re.compile(r"[\"'“”„‘’«»‹›「」『』()\[\]{}（）【】《》]")
@@ -39,34 +39,21 @@ def pieces(text: str) -> tuple[str, ...]:
     line of a table) or sentences and lines with their neighbours. White space belongs to the piece before it, so each begins with another
     character, but for the first.
     """
-    parts = itertools.chain.from_iterable(_cut(*pair) for pair in _with_headings(_paragraphs(text)))
+    parts = itertools.chain.from_iterable(_cut(*pair) for pair in _with_headings(PARAGRAPH.findall(text)))
     found, begin, end = list[str](), 0, 0
     for border in itertools.accumulate(map(len, parts)):
         if border > end:
-            end = _match(SPACE, text, border)
+            seen = SEEN.search(text, border)
+            end = seen.start() if seen else len(text)
             if not text[begin:end].isspace():
                 found.append(text[begin:end])
                 begin = end
     return tuple(found) if found or not text else (text,)
 
 
-def _match(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    assert found is not None
-    return found.end()
-
-
 def _size(text: str) -> int:
     """About as many letters as have its number of tokens."""
     return len(text) if text.isascii() else len(text) + 2 * len(DENSE.findall(text))
-
-
-def _paragraphs(text: str) -> Iterator[str]:
-    begin = 0
-    for match in BLANK_LINE.finditer(text):
-        yield text[begin : match.end()]
-        begin = match.end()
-    yield text[begin:]
 
 
 def _with_headings(paragraphs: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -95,22 +82,15 @@ def _cut(heading: str, paragraph: str) -> list[str]:
     if _size(paragraph) <= LONGEST or paragraph.isspace():
         return [heading + paragraph]
     lines = re.findall(r"[^\n]*\n|[^\n]+", paragraph)
-    records = _records(lines)
-    if records:
-        parts = [
-            part
-            for record in records
-            for part in ([record] if _size(record) <= LONGEST else _joined(_sentences(record)))
-        ]
-    else:
-        parts = _joined([part for unit in _units(lines) for part in _sentences(unit)])
+    parts = [part for record in _records(lines) for part in _joined(_sentences(record))]
+    parts = parts or _joined([part for unit in _units(lines) for part in _sentences(unit)])
     return [heading + parts[0], *parts[1:]]
 
 
 def _records(lines: Sequence[str]) -> list[str]:
     """The records of a list, a table or data: lines with the least indentation by which records are short enough, each with those below
     that have more. None if most of them neither begin alike nor have the same separators."""
-    indents = [_match(SPACE, line, 0) for line in lines]
+    indents = [len(line) - len(line.lstrip()) for line in lines]
     fewest = max(3, sum(map(len, lines)) / LONGEST)
     at_most = itertools.accumulate(n for _, n in sorted(collections.Counter(indents).items()))
     least = next((indent for indent, n in zip(sorted(set(indents)), at_most) if n >= fewest), -1)
