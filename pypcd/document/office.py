@@ -9,7 +9,7 @@ import re
 import urllib.parse
 import xml.etree.ElementTree as ET
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from pypcd.document import markup
 from pypcd.document.parts import Archive, Converted, has, left_out, local, named, row
@@ -121,15 +121,12 @@ def sheets(data: bytes) -> Converted:
     for sheet in book.sheets_metadata:
         is_chart = sheet.typ == python_calamine.SheetTypeEnum.ChartSheet
         kinds |= {"charts"} if is_chart else set()
-        tables[sheet.name] = [] if is_chart else list(_lines(book.get_sheet_by_name(sheet.name).to_python()))
+        lines = [] if is_chart else book.get_sheet_by_name(sheet.name).to_python()
+        tables[sheet.name] = list(filter(None, (row(map(_cell, line)) for line in lines)))
     if not any(tables.values()):
         return Converted("", note=left_out(kinds))
     parts = ["\n".join([name, "", *rows]).strip() for name, rows in tables.items()]
     return Converted.of(parts, "sheet", left_out(kinds))
-
-
-def _lines(table: Iterable[Iterable[object]]) -> Iterator[str]:
-    return filter(None, (row(map(_cell, line)) for line in table))
 
 
 def _cell(value: object) -> str:
