@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from pypcd import engine
 from pypcd.ask.messages import Message, Source, documents_in, notes_of, prompt_of, sources_of
@@ -63,7 +63,6 @@ class Answer:
         passages: that were repeated before the question, and where they stand; empty if none were. If they would be all parts that
             were read, these, which are not repeated.
         note: what was done in another way than asked for, or why nothing was repeated; empty: all is as asked.
-        plain: the answer without the method, if it was asked for.
         messages: the conversation up to this answer.
         written: figures: tokens, seconds, what PCD did.
         read: what was read of the documents, such as "24 of 310 pages"; empty: all of them.
@@ -72,7 +71,6 @@ class Answer:
     text: str
     passages: tuple[Source, ...]
     note: str
-    plain: str | None
     messages: tuple[Message, ...]
     written: Written
     read: str = ""
@@ -92,8 +90,7 @@ class Asking:
         Args:
             read: as chosen() gives it for the messages.
         """
-        self._messages, self._writing, self._note = messages, writing, note
-        self._turns, self._read = read
+        self._messages, (self._turns, self._read), self._writing, self._note = messages, read, writing, note
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._writing)
@@ -108,7 +105,7 @@ class Asking:
         messages = (*self._messages, {"role": "assistant", "content": written.text})
         passages, note = sources_of(written.found, self._turns, self._read)
         notes = "; ".join(filter(None, (self._note, notes_of(self._turns), note)))
-        return Answer(written.text, passages, notes, None, messages, written, self._read)
+        return Answer(written.text, passages, notes, messages, written, self._read)
 
 
 def stoppable(llm: Llama, writing: Asking | Writing, stopped: Callable[[], bool]) -> Iterator[str]:
@@ -130,9 +127,8 @@ def stoppable(llm: Llama, writing: Asking | Writing, stopped: Callable[[], bool]
 
 
 class Options(TypedDict, total=False):
-    """The arguments of ask() besides the question."""
+    """The arguments of stream() besides the question."""
 
-    plain: bool
     text: str | None
     after: Answer | None
     read: Read
@@ -145,21 +141,11 @@ class Options(TypedDict, total=False):
 
 
 def ask(llm: Llama, documents: Documents = (), question: str = "", **how: Unpack[Options]) -> Answer:
-    """Answer a question about documents. The other arguments and the errors are stream()'s.
-
-    Args:
-        plain: also answer without the method, for comparison.
-    """
-    given: Any = how
-    is_compared = given.pop("plain", False)
-    answers = []
-    for method in (given.pop("method", "replay"), "plain")[: 1 + is_compared]:
-        asking = stream(llm, documents, question, method=method, **given)
-        for _ in asking:
-            pass
-        answers.append(asking.answer)
-        documents, given["text"] = documents_in(answers[0].messages[-2:]), None  # which were read
-    return dataclasses.replace(answers[0], plain=answers[1].text) if is_compared else answers[0]
+    """Answer a question about documents. The arguments and the errors are stream()'s."""
+    asking = stream(llm, documents, question, **how)
+    for _ in asking:
+        pass
+    return asking.answer
 
 
 def stream(
@@ -208,24 +194,16 @@ def stream(
         raise InputError(
             "system and after are both given; allowed: one of them, since after has its own system message"
         )
-    own, note = read_files(many)
-    own += [] if text is None else [Document.of("text", text)]
+    own, note = read_files(many if text is None else [Document.of("text", text)])
     before = [{"role": "system", "content": system}] if system else []
     messages = [*before, *(after.messages if after else ()), {"role": "user", "content": question, "documents": own}]
     turns, said = chosen(llm, messages, read_of(read), llm.n_ctx())
-    names = list(
-        dict.fromkeys(document.name for document in documents_in(turns))
-    )  # whose parts may stand in several turns
+    # the parts of a document may stand in several turns
+    names = list(dict.fromkeys(document.name for document in documents_in(turns)))
     session = Session(llm, cache=PromptCache() if cache else None, names=names)
-    prompt = prompt_of(turns)
-    chat = has_template(llm) if chat is None else chat
-    how: Any = {"max_tokens": max_tokens, "stop": stop, "chat": chat}
-    return Asking(messages, (turns, said), _method_of(method, llm).stream(session, prompt, **how), note)
-
-
-def _method_of(method: str | Method, llm: Llama) -> Method:
-    """A method by its name, with the model's PCD setting if it has none of its own."""
-    made = parse({"plain": "greedy"}.get(method, method)) if isinstance(method, str) else method
+    made = parse("greedy" if method == "plain" else method) if isinstance(method, str) else method
     if isinstance(made.rows, Plain) and llm.pcd is not None:
-        return dataclasses.replace(made, rows=PCD(llm.pcd))
-    return made
+        made = dataclasses.replace(made, rows=PCD(llm.pcd))
+    chat = has_template(llm) if chat is None else chat
+    writing = made.stream(session, prompt_of(turns), max_tokens=max_tokens, stop=stop, chat=chat)
+    return Asking(messages, (turns, said), writing, note)

@@ -9,7 +9,7 @@ from typing import Any
 from pypcd.document import SPACE, Document
 from pypcd.find import Found, Passage
 from pypcd.find.bm25 import ranked
-from pypcd.prompt import Messages, Piece, Prompt
+from pypcd.prompt import Messages, Piece, Prompt, Turn
 
 __all__ = ["Message", "Source", "documents_in", "notes_of", "prompt_of", "sources_of"]
 
@@ -45,22 +45,13 @@ def documents_in(messages: Iterable[Message]) -> list[Document]:
 
 def prompt_of(messages: Sequence[Message]) -> Prompt | Messages:
     """The prompt for the answer to the last message: each message is its documents, and behind them what it says."""
-    *others, last = messages
-    if not others:
-        return Prompt(segments=tuple(_texts(last)), after=_asked(last))
-    return Messages(
-        tuple(
-            (
-                message["role"],
-                (*(Piece(text, "segment") for text in _texts(message)), Piece(_asked(message), _kind(message))),
-            )
-            for message in messages
-        )
-    )
-
-
-def _kind(message: Message) -> str:
-    return "question" if message["role"] == "user" else ""
+    if len(messages) == 1:
+        return Prompt(segments=tuple(_texts(messages[0])), after=_asked(messages[0]))
+    turns = list[Turn]()
+    for message in messages:
+        asked = Piece(_asked(message), "question" if message["role"] == "user" else "")
+        turns.append((message["role"], (*(Piece(text, "segment") for text in _texts(message)), asked)))
+    return Messages(tuple(turns))
 
 
 def _asked(message: Message) -> str:
@@ -104,8 +95,8 @@ def sources_of(found: Found, messages: Sequence[Message], read: str) -> tuple[tu
     sources = []
     for passage in passages:
         document, begin, end = places[passage.index]
-        begin += len(document.text[begin:end]) - len(document.text[begin:end].lstrip())
-        end = begin + len(document.text[begin:end].rstrip())
+        begin = document.text.index(passage.text, begin)  # behind white space
+        end = begin + len(passage.text)
         place = document.place(begin, end)
         sources.append(Source(passage.text, document.name, place, begin, end, passage.score, passage.finder))
     return tuple(sources), "" if sources and not found.passages else found.note

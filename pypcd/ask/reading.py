@@ -8,7 +8,6 @@ conversation that is sent anew reads the same.
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -26,13 +25,9 @@ Read = int | Literal["all"] | None
 
 PARTS = 4096  # tokens that are read of what does not fit
 WIDEST = 64  # bytes that the tokens of a long text have on average at most
-SAMPLES, SAMPLE = 16, 2048  # of a long text, from which its number of tokens is guessed; the second in characters
+SLICE = 1 << 16  # characters whose tokens are counted at once
 
 Part = tuple[int, int]  # a document and a segment of it, both counted from 0
-
-# of each model, the numbers of tokens of texts, by their hash and length
-_COUNTS: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], int]] = weakref.WeakKeyDictionary()
-_N_COUNTS = 1 << 14
 
 
 def read_of(given: object) -> Read:
@@ -49,9 +44,9 @@ def read_of(given: object) -> Read:
 
 
 def size(llm: Any, document: Document) -> str:
-    """How many tokens a document has, for people; of a long one about."""
-    n, is_sure = _n_tokens(llm, document.text)
-    return f"{n} tokens" if is_sure else f"about {n // 1000 * 1000} tokens"
+    """How many tokens a document has, for people."""
+    n, n_ctx = _n_tokens(llm, [document], llm.n_ctx()), llm.n_ctx()
+    return f"{n} tokens" if n <= n_ctx else f"more than {n_ctx} tokens"
 
 
 def is_whole(llm: Any, messages: Sequence[Message], read: Read, n_ctx: int) -> bool:
@@ -65,8 +60,10 @@ def is_whole(llm: Any, messages: Sequence[Message], read: Read, n_ctx: int) -> b
                 "read, or name a number of tokens"
             )
         return True
-    left = n_ctx - _spared(n_ctx) - sum(_count(llm, message["content"]) for message in messages)
-    return not documents or _fits(llm, documents, left if read is None else min(read, left))
+    most = n_ctx - _spared(n_ctx) - sum(_count(llm, message["content"]) for message in messages)
+    if read is not None:
+        most = min(read, most)
+    return not documents or _n_tokens(llm, documents, most) <= most
 
 
 def _spared(n_ctx: int) -> int:
@@ -100,9 +97,7 @@ def chosen(llm: Any, messages: Sequence[Message], read: Read, n_ctx: int) -> tup
             new = _for(llm, known, n_asked, message["content"], earlier, done, most, room)
             earlier, n_asked = message["content"].strip(), len(known)
         groups = itertools.groupby(sorted(new), lambda part: part[0])
-        own = [known[i].part([j for _, j in parts]) for i, parts in groups]
-        rest = {name: value for name, value in message.items() if name != "documents"}
-        turns.append({**rest, "documents": own} if own else rest)
+        turns.append({**message, "documents": [known[i].part([j for _, j in parts]) for i, parts in groups]})
     return turns, _said(known, done)
 
 
@@ -124,21 +119,21 @@ def _for(
         most: tokens for this question.
         room: for all questions together.
     """
-    places = [(i, j) for i, document in enumerate(known) for j in range(len(document.segments))]
-    scores = ranked(tuple(segment for document in known for segment in document.segments), question, earlier)
-    best = [places[at] for at in np.argsort(-scores, kind="stable") if scores[at] > 0]
+    segments = {(i, j): text for i, document in enumerate(known) for j, text in enumerate(document.segments)}
+    scores, parts = ranked(tuple(segments.values()), question, earlier), list(segments)
+    best = [parts[at] for at in np.argsort(-scores, kind="stable") if scores[at] > 0]
     new, left, free = list[Part](), most, room - sum(done.values())
-    for i, j in dict.fromkeys([*best, *(part for part in places if part[0] >= n_asked)]):
-        is_new = (i, j) not in done
-        n = _count(llm, known[i].segments[j]) if is_new else done[i, j]
+    for part in dict.fromkeys([*best, *(part for part in parts if part[0] >= n_asked)]):
+        is_new = part not in done
+        n = _count(llm, segments[part]) if is_new else done[part]
         if n > room:
             continue  # it is larger than the context
         if (n > left and left < most) or (is_new and n > free):
             break
         left -= n
         if is_new:
-            done[i, j], free = n, free - n
-            new.append((i, j))
+            done[part], free = n, free - n
+            new.append(part)
     return new
 
 
@@ -155,26 +150,16 @@ def _said(documents: Sequence[Document], parts: Iterable[Part]) -> str:
     return f"{len(read)} of {n} {unit}{of}"
 
 
-def _fits(llm: Any, documents: Sequence[Document], most: int) -> bool:
-    sizes = [_n_tokens(llm, document.text) for document in documents]
-    n = sum(n for n, _ in sizes)
-    if all(is_sure for _, is_sure in sizes) or not most / 2 < n < 2 * most:
-        return n <= most
-    return sum(_count(llm, document.text) for document in documents) <= most
-
-
-def _n_tokens(llm: Any, text: str) -> tuple[int, bool]:
-    """A text's number of tokens, and whether that is counted; that of a long one is guessed, since counting takes seconds."""
-    if len(text) <= 2 * SAMPLES * SAMPLE:
-        return _count(llm, text), True
-    begins = [i * (len(text) - SAMPLE) // (SAMPLES - 1) for i in range(SAMPLES)]
-    return sum(_count(llm, text[at : at + SAMPLE]) for at in begins) * len(text) // (SAMPLES * SAMPLE), False
+def _n_tokens(llm: Any, documents: Iterable[Document], most: int) -> int:
+    """How many tokens documents have. Since counting takes seconds, it ends soon after `most`."""
+    n = 0
+    for text in (document.text for document in documents):
+        for at in range(0, len(text), SLICE):
+            n += _count(llm, text[at : at + SLICE])
+            if n > most:
+                return n
+    return n
 
 
 def _count(llm: Any, text: str) -> int:
-    known, key = _COUNTS.setdefault(llm, {}), (hash(text), len(text))
-    if key not in known:
-        if len(known) >= _N_COUNTS:
-            known.clear()
-        known[key] = len(llm.tokenize(text.encode("utf-8", "replace"), add_bos=False, special=False))
-    return known[key]
+    return len(llm.tokenize(text.encode("utf-8", "replace"), add_bos=False, special=False))

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         session = Session(llm, repeatable=False)
         writing = sampling.method(llm, seed).stream(session, Laid(tokens, [], None, 0, []), **how)
         _terminal.write_pieces(stoppable(llm, writing, stopped), "generating", unseen=args.json)
-    figures = Figures(llm, Answer(writing.answer.text, (), "", None, (), writing.answer))
+    figures = Figures(llm, Answer(writing.answer.text, (), "", (), writing.answer))
     if args.json:
         record = {"model": args.model, "text": writing.answer.text, "seed": seed, **figures.as_dict()}
         print(json.dumps(record, ensure_ascii=False))

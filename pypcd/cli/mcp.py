@@ -29,9 +29,7 @@ from pypcd.gguf import resolve_model
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_model(parser)
     parser.usage = "pypcd mcp MODEL FOLDER ... [options]"
-    parser.epilog = (
-        "An MCP client starts it, and speaks with it on stdin and stdout (docs/ask.md). Needs the package mcp."
-    )
+    parser.epilog = "An MCP client starts it, and speaks on stdin and stdout (docs/ask.md). Needs the package mcp."
     what = "documents below it may be asked about; no other file is read"
     parser._optionals.add_argument("folder", metavar="FOLDER", nargs="+", help=what)
     _options.add_n_ctx(parser)
@@ -44,9 +42,7 @@ def run(args: argparse.Namespace) -> int:
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"{folder} is no folder; allowed: folders of documents")
-    resolve_model(
-        args.model
-    )  # raise errors at once; clients start servers only to list their tools, so the first question opens it
+    resolve_model(args.model)  # raise errors at once; the first question opens it, since clients list tools more often
     options = {"n_ctx": args.n_ctx, **_options.machine_options(args)}
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))  # the thread that waits for a line of stdin cannot be woken
@@ -136,11 +132,9 @@ def _paths(name: str, folders: Sequence[pathlib.Path]) -> list[pathlib.Path]:
     """
     paths = [pathlib.Path(os.path.realpath(folder / name.replace("\0", "\ufffd"))) for folder in folders]
     inside = [path for path in paths if any(path.is_relative_to(folder) for folder in folders)]
-    if not inside:
-        raise InputError(
-            f"{name!r} is outside of the folders that may be read; allowed: files below {_listed(folders)}"
-        )
-    files = [path for path in inside if os.path.isfile(path)][:1]  # which takes names of any length
-    if found := files or [path for path in inside if os.path.isdir(path)]:
-        return found
-    raise InputError(f"there is no document {name!r}; allowed: files below {_listed(folders)}")
+    # os.path takes names of any length
+    found = [path for path in inside if os.path.isfile(path)][:1] or [path for path in inside if os.path.isdir(path)]
+    if not found:
+        what = f"there is no document {name!r}" if inside else f"{name!r} is outside of the folders that may be read"
+        raise InputError(f"{what}; allowed: files below {_listed(folders)}")
+    return found

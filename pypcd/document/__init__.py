@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import bisect
 import codecs
-import collections
 import dataclasses
 import functools
 import itertools
 import os
-import pathlib
 import stat
-import threading
 from collections.abc import Sequence
 
 from pypcd.document.apart import converted_apart
 from pypcd.document.formats import ALLOWED, format_of
 from pypcd.document.letters import paired
-from pypcd.document.parts import decoded, most
+from pypcd.document.parts import Converted, bound, decoded, most
 from pypcd.errors import InputError
 
 __all__ = ["SPACE", "Document", "document_of", "read_document"]
 
 SPACE = "\n\n"  # between documents, passages and the question
-KEPT = 64 << 20  # characters of documents that are kept: lists of questions name the same files again
+KEPT = 256  # documents that are kept: lists of questions name the same files again
 UNITS = ("page", "slide", "sheet", "chapter")
-
-# by path, inode, time, size and limit; those read last at its end
-_kept: collections.OrderedDict[tuple[str, int, int, int, int], Document] = collections.OrderedDict()
-_lock = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +61,9 @@ class Document:
         if not text:
             raise InputError(f"{name} has no text{note and '; ' + note}")
         n_before = whole.index(text[0])
-        begins = itertools.accumulate(map(len, parts[:-1]))
-        if not pages:
-            return cls(name, text, first_line=whole.count("\n", 0, n_before) + 1, note=note)
-        return cls(
-            name, text, tuple(min(max(begin - n_before, 0), len(text)) for begin in begins), unit=unit, note=note
-        )
+        begins = (begin - n_before for begin in itertools.accumulate(map(len, parts[:-1])))
+        first_line = 1 if pages else whole.count("\n", 0, n_before) + 1
+        return cls(name, text, tuple(min(max(begin, 0), len(text)) for begin in begins), first_line, unit, note)
 
     @functools.cached_property
     def segments(self) -> tuple[str, ...]:
@@ -137,23 +127,23 @@ def read_document(path: str | os.PathLike[str]) -> Document:
     """
     if not str(path):
         raise InputError("the name of the document's file is empty")
-    with open(os.path.expanduser(path), "rb") as file:  # pathlib fails on `~name` if there is no such user
-        about = os.fstat(file.fileno())
-        key = os.path.abspath(file.name), about.st_ino, about.st_mtime_ns, about.st_size, most()
-        with _lock:
-            if key in _kept:
-                _kept.move_to_end(key)
-                return _kept[key]
-        data = file.read(most() + 1)
-    if len(data) > most():
-        raise InputError(f"{path} has more than {most()} bytes; PYPCD_DOCUMENT_MIB={most() >> 19} allows twice as many")
-    document = document_of(pathlib.Path(path).name, data, str(path))
-    if stat.S_ISREG(about.st_mode):  # what a pipe gives is gone
-        with _lock:
-            _kept[key] = document
-            while sum(len(document.text) for document in _kept.values()) > KEPT:
-                _kept.popitem(last=False)
-    return document
+    found = os.path.expanduser(path)  # pathlib fails on `~name` if there is no such user
+    about = os.stat(found)
+    read = _read if stat.S_ISREG(about.st_mode) else _read.__wrapped__  # what a pipe gives is gone
+    return read(found, most(), about.st_ino, about.st_mtime_ns, about.st_size)
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _read(path: str, n_most: int, *version: int) -> Document:
+    """
+    Args:
+        version: what tells the file as it is from others of this name.
+    """
+    with open(path, "rb") as file:
+        data = file.read(n_most + 1)
+    if len(data) > n_most:
+        raise InputError(f"{path} has more than {n_most} bytes; PYPCD_DOCUMENT_MIB={n_most >> 19} allows twice as many")
+    return document_of(os.path.basename(path), data, path)
 
 
 def document_of(name: str, data: bytes, path: str) -> Document:
@@ -162,13 +152,14 @@ def document_of(name: str, data: bytes, path: str) -> Document:
     Args:
         path: what an error calls it.
     """
-    if kind := format_of(name, data):
-        made = converted_apart(kind, data, path)
-        return Document.of(name, made.text, made.begins, made.unit, made.note)
-    if b"\0" in data[:8192] and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise InputError(f"{path} is not a text file; allowed: {ALLOWED}")
+    n_seconds = bound("SECONDS", 60)
     try:
-        text = decoded(data)
+        if kind := format_of(name, data):
+            made = converted_apart(kind, data, n_seconds)
+        elif b"\0" in data[:8192] and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise InputError(f"is not a text file; allowed: {ALLOWED}")
+        else:
+            made = Converted(decoded(data))
     except InputError as error:
         raise InputError(f"{path} {error}") from error
-    return Document.of(name, text)
+    return Document.of(name, *made)

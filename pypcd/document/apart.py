@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 import os
@@ -13,7 +12,7 @@ import subprocess
 import sys
 
 from pypcd.document.formats import converted
-from pypcd.document.parts import Converted, most
+from pypcd.document.parts import Converted, bound, most
 from pypcd.errors import InputError
 
 __all__ = ["converted_apart", "limit"]
@@ -25,38 +24,29 @@ _ROOT = str(pathlib.Path(__file__).parents[2])
 _CODE = "import json, sys; sys.path += json.loads(sys.argv[2]); from pypcd.document import apart; apart.main()"
 
 
-def seconds() -> float:
-    given = os.environ.get("PYPCD_DOCUMENT_SECONDS", "60")
-    with contextlib.suppress(ValueError):
-        if 0 < float(given) < float("inf"):
-            return float(given)
-    raise InputError(f"PYPCD_DOCUMENT_SECONDS is {given!r}; allowed: a number above 0, such as 60")
-
-
-def converted_apart(kind: str, data: bytes, path: str) -> Converted:
+def converted_apart(kind: str, data: bytes, n_seconds: float) -> Converted:
     """As converted(), in a process of its own where Python can start one."""
     if not sys.executable or getattr(sys, "frozen", False):  # a frozen program would start itself once more
-        return converted(kind, data, path)
-    n_seconds, n_bytes = seconds(), TIMES * most()
+        return converted(kind, data)
     # without what starts with each Python, which takes longer than to read most files
     command = [sys.executable, "-I", "-S", "-c", _CODE, kind, json.dumps([_ROOT, *sys.path])]
     try:
         done = subprocess.run(command, input=data, capture_output=True, timeout=n_seconds, check=False)
     except subprocess.TimeoutExpired:
         raise InputError(
-            f"{path} takes more than {n_seconds:g} seconds to read; PYPCD_DOCUMENT_SECONDS={2 * n_seconds:g} allows them"
+            f"takes more than {n_seconds:g} seconds to read; PYPCD_DOCUMENT_SECONDS={2 * n_seconds:g} allows them"
         ) from None
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         if done.returncode < 0:
             last = signal.Signals(-done.returncode).name
         raise InputError(
-            f"{path} cannot be read: its reader ended ({last}); it is damaged, or takes more than {n_bytes >> 20} MiB of memory"
+            f"cannot be read: its reader ended ({last}); it is damaged, or takes more than {TIMES * most() >> 20} MiB of memory"
         )
     answer = json.loads(done.stdout)
-    if "error" in answer:
-        raise InputError(path + answer["error"])
-    return Converted(answer["text"], tuple(answer["begins"]), answer["unit"], answer["note"])
+    if isinstance(answer, str):
+        raise InputError(answer)
+    return Converted(*answer)
 
 
 def limit(n_bytes: int, n_seconds: float = 0) -> None:
@@ -64,23 +54,22 @@ def limit(n_bytes: int, n_seconds: float = 0) -> None:
     with contextlib.suppress(ImportError, OSError):  # other systems have no such limits
         import resource
 
-        def hold(kind: int, n: int) -> None:
-            _, hard = resource.getrlimit(kind)  # which nobody may exceed
-            resource.setrlimit(kind, (n if hard == resource.RLIM_INFINITY else min(n, hard), hard))
-
-        if n_seconds:
-            hold(resource.RLIMIT_CPU, math.ceil(n_seconds))
         size = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        hold(resource.RLIMIT_AS, size + n_bytes)
+        limits = {resource.RLIMIT_AS: size + n_bytes}
+        if n_seconds:
+            limits[resource.RLIMIT_CPU] = math.ceil(n_seconds)
+        for kind, n in limits.items():
+            with contextlib.suppress(ValueError):  # a stricter one is in force
+                resource.setrlimit(kind, (n, resource.getrlimit(kind)[1]))
 
 
 def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries write is no answer
-    limit(TIMES * most(), seconds() + 1)  # who started it may have ended
-    try:  # a client's name for the file may be no argument, so who started this puts it in front of an error
-        answer = dataclasses.asdict(converted(sys.argv[1], sys.stdin.buffer.read(), ""))
+    limit(TIMES * most(), bound("SECONDS", 60) + 1)  # who started it may have ended
+    try:
+        answer: Converted | str = converted(sys.argv[1], sys.stdin.buffer.read())
     except InputError as error:
-        answer = {"error": str(error)}
+        answer = str(error)
     with out:
         out.write(json.dumps(answer).encode())

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from pypcd.document import Document, read_document
-from pypcd.document.apart import seconds
 from pypcd.document.formats import ALLOWED
-from pypcd.document.parts import most
+from pypcd.document.parts import bound, most
 from pypcd.errors import InputError, PCDError
 
 __all__ = ["read_files"]
@@ -40,33 +39,27 @@ def read_files(
             documents.append(read_document(one))
         else:
             most()  # raise errors that are no file's
-            seconds()
+            bound("SECONDS", 60)
             n, root = len(documents), pathlib.Path(folder).resolve()
-            last: Exception | None = None
-            for path in _below(root):
+            last: Exception = InputError(f"{one} has no file that can be read; allowed: folders with {ALLOWED}")
+            paths = [root]
+            while paths:
                 if stopped():
                     raise PCDError(f"{one} was not read to its end, since that was stopped")
+                path = paths.pop()
                 name = str(path.relative_to(root.parent))
                 try:
                     if path.is_dir() and not path.is_symlink():
-                        os.scandir(path).close()  # raises why it cannot be read
-                    if not (path.is_file() and path.resolve().is_relative_to(root)):
+                        below = [path for path in path.iterdir() if not path.name.startswith(".")]
+                        paths += sorted(below, key=lambda path: (path.is_dir(), path.name), reverse=True)
+                    elif path.is_file() and path.resolve().is_relative_to(root):
+                        documents.append(dataclasses.replace(read_document(path), name=name))
+                    else:
                         raise InputError(f"{path} is no file, or a link to one that is elsewhere")
-                    documents.append(dataclasses.replace(read_document(path), name=name))
                 except (OSError, ValueError, PCDError) as error:
                     left_out.append(name)
                     last = error
             if len(documents) == n:
-                raise last or InputError(f"{one} has no file that can be read; allowed: folders with {ALLOWED}")
+                raise last
     names = ", ".join(left_out[:NAMED]) + (f" and {len(left_out) - NAMED} more" if len(left_out) > NAMED else "")
     return documents, f"not read: {names}" if names else ""
-
-
-def _below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """The files, and the folders into which it does not go: links, and those that cannot be read."""
-    shut = list[OSError]()
-    for place, folders, names in os.walk(folder, onerror=shut.append):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
-        yield from (pathlib.Path(place, name) for name in [*sorted(names), *links] if not name.startswith("."))
-    yield from (pathlib.Path(error.filename) for error in shut)

@@ -78,11 +78,11 @@ def _of_archive(data: bytes) -> str:
     return next((kind for begin, kind in PARTS.items() if archive.has(begin)), "")
 
 
-def converted(kind: str, data: bytes, path: str) -> Converted:
+def converted(kind: str, data: bytes) -> Converted:
     """The text of a file in a format that format_of() tells.
 
     Raises:
-        InputError: it is not read, or is damaged, encrypted, too large, or has no text.
+        InputError: it is not read, or is damaged, encrypted or too large.
     """
     try:
         if data.startswith(ZIP):
@@ -94,12 +94,10 @@ def converted(kind: str, data: bytes, path: str) -> Converted:
         if kind in INSTEAD:
             raise InputError(f"is in the format {kind}, which is not read; save it as {INSTEAD[kind]}")
         return READERS[kind](data)
-    except InputError as error:
-        raise InputError(f"{path} {error}") from error
+    except InputError:
+        raise
     except MemoryError as error:
-        raise InputError(f"{path} takes more memory than there is to read it") from error
+        raise InputError("takes more memory than there is to read it") from error
     except Exception as error:  # damaged files end in errors of any kind
         article = "an" if kind[0] in "EHOX" else "a"
-        raise InputError(
-            f"{path} cannot be read as {article} {kind}: {error}; it may be encrypted or damaged"
-        ) from error
+        raise InputError(f"cannot be read as {article} {kind}: {error}; it may be encrypted or damaged") from error

@@ -38,26 +38,21 @@ class Text(NamedTuple):
 def of_bytes(data: bytes) -> Text:
     """The text of a page in the encoding that it names."""
     found = CHARSET.search(data[:1024])
-    charset = found.group(1).decode().lower() if found and not data.startswith(codecs.BOM_UTF8) else "utf-8"
-    with contextlib.suppress(LookupError):
-        # as in browsers, what says Latin-1 is Windows-1252, and what says UTF-16 in single bytes is UTF-8
-        known = codecs.lookup(charset).name
-        mended = "utf-8" if known.startswith(("utf-16", "utf-32")) else charset
-        charset = {"iso8859-1": "cp1252", "ascii": "cp1252"}.get(known, mended)
-        return of_html(decoded(data, "utf-8-sig" if charset == "utf-8" else charset))
-    return of_html(decoded(data))
+    charset = "utf-8"
+    if found and not data.startswith(codecs.BOM_UTF8):
+        with contextlib.suppress(LookupError):
+            charset = codecs.lookup(found.group(1).decode()).name
+    # as in browsers, what says Latin-1 is Windows-1252, and what says UTF-16 in single bytes is UTF-8
+    charset = {"iso8859-1": "cp1252", "ascii": "cp1252"}.get(charset, charset)
+    return of_html(decoded(data, "utf-8-sig" if charset.startswith("utf") else charset))
 
 
-def of_html(html: str, *, is_numbered: bool = True) -> Text:
-    """
-    Args:
-        is_numbered: whether the items of an ordered list have numbers. An item's attribute `mark` is what stands before it.
-    """
-    parser = _Parser(is_numbered)
+def of_html(html: str) -> Text:
+    parser = _Parser()
     parser.feed(html)
     parser.close()
     while parser.tables:
-        parser.end_table()
+        parser.end("table")
     return Text(parser.title.whole(), parser.flows[0].whole(), parser.left_out)
 
 
@@ -96,13 +91,12 @@ class _Flow:
 
 
 class _Parser(HTMLParser):
-    def __init__(self, is_numbered: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.flows, self.title = [_Flow()], _Flow()
         self.tables = list[list[str]]()  # the cells of each one's row
         self._opened = list[bool]()  # whether a cell of each is; then its text is the last flow
         self.left_out = set[str]()
-        self._is_numbered = is_numbered
         self._lists: list[int] = []  # the last number of each; -1: it has none
         self._hidden, self._depth = "", 0  # what is, and how deep in itself
         self._n_kept = 0  # elements around that keep white space
@@ -116,10 +110,8 @@ class _Parser(HTMLParser):
             return
         given, flow = dict(attrs), self.flows[-1]
         if tag in ("td", "th", "tr") and self.tables:
-            self._end_cell()
-            if tag == "tr":
-                self._end_row()
-            else:
+            self.end(tag)
+            if tag != "tr":
                 self.flows.append(_Flow())
                 self._opened[-1] = True
         else:
@@ -130,14 +122,13 @@ class _Parser(HTMLParser):
             self.tables.append([])
             self._opened.append(False)
         elif tag in ("ol", "ul"):
-            is_numbered = tag == "ol" and self._is_numbered
-            self._lists.append(_number(given.get("start"), 1) - 1 if is_numbered else -1)
+            self._lists.append(_number(given.get("start"), 1) - 1 if tag == "ol" else -1)
         elif tag == "li":
             mark = "- "
             if self._lists and self._lists[-1] >= 0:
                 self._lists[-1] = _number(given.get("value"), self._lists[-1] + 1)
                 mark = f"{self._lists[-1]}. "
-            flow.mark = "  " * (len(self._lists) - 1) + (given.get("mark") or mark)
+            flow.mark = "  " * (len(self._lists) - 1) + mark
         elif tag == "br":
             flow.due = min(flow.due + 1, 2)
         elif tag == "input" and given.get("type") in ("checkbox", "radio"):
@@ -155,12 +146,8 @@ class _Parser(HTMLParser):
             self._depth -= tag == self._hidden
             return
         self._within = ""
-        if tag == "table" and self.tables:
-            self.end_table()
-        elif tag in ("td", "th", "tr") and self.tables:
-            self._end_cell()
-            if tag == "tr":
-                self._end_row()
+        if tag in ("td", "th", "tr", "table") and self.tables:
+            self.end(tag)
         elif tag in ("ol", "ul") and self._lists:
             self._lists.pop()
         if tag in ("li", "ol", "ul"):
@@ -174,7 +161,7 @@ class _Parser(HTMLParser):
     def handle_data(self, data: str) -> None:
         if not self._depth and self._within != "rp":  # brackets, for those who do not know <rt>
             if self.tables and not self._opened[-1] and not data.isspace():
-                self._end_row()  # what stands between cells stands between rows
+                self.end("tr")  # what stands between cells stands between rows
             flow = self.title if self._within == "title" else self.flows[-1]
             flow.text(data, is_kept=bool(self._n_kept))
 
@@ -186,29 +173,23 @@ class _Parser(HTMLParser):
         if LINE.fullmatch(tag) or PARAGRAPH.fullmatch(tag):
             self.flows[-1].gap(1 if self._lists or LINE.fullmatch(tag) else 2)
 
-    def end_table(self) -> None:
-        self._end_cell()
-        self._end_row()
-        self.tables.pop()
-        self._opened.pop()
-        self.flows[-1].gap(2)
-
-    def _end_cell(self) -> None:
+    def end(self, tag: str) -> None:
+        """End a table's cell, and its row or itself too if the tag is theirs."""
         if self._opened[-1]:
             self._opened[-1] = False
             cell = self.flows.pop().whole()
             self.tables[-1].append(cell)
-
-    def _end_row(self) -> None:
         cells, flow = self.tables[-1], self.flows[-1]
-        if len(cells) == 1 or sum(map(len, cells)) > LONGEST_ROW:
-            text = "\n\n".join(filter(None, cells))
-        else:
-            text = row(cells)
-        cells.clear()
-        flow.gap(2 if "\n" in text else 1)
-        flow.text(text, is_kept=True)
-        flow.gap(2 if "\n" in text else 1)
+        if tag in ("tr", "table"):
+            is_layout = len(cells) == 1 or sum(map(len, cells)) > LONGEST_ROW
+            text = "\n\n".join(filter(None, cells)) if is_layout else row(cells)
+            cells.clear()
+            flow.gap(2 if "\n" in text else 1)
+            flow.text(text, is_kept=True)
+            flow.gap(2 if "\n" in text or tag == "table" else 1)
+        if tag == "table":
+            self.tables.pop()
+            self._opened.pop()
 
 
 def _number(text: str | None, default: int) -> int:

@@ -9,7 +9,7 @@ import re
 import urllib.parse
 import xml.etree.ElementTree as ET
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from pypcd.document import markup
 from pypcd.document.parts import Archive, Converted, has, left_out, local, named, row
@@ -19,9 +19,8 @@ __all__ = ["docx", "epub", "pptx", "sheets"]
 
 WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 WRAPPERS = {"bdo", "dir", "fldSimple", "ruby", "rubyBase"}  # around a DOCX's text, and unknown to mammoth
-FOR_MAMMOTH = {"Relationships", "Types", "document", "endnotes", "footnotes", "numbering", "styles"}
 BACK = re.compile(r' ?<a href="#(?:foot|end)note-ref-[^"]*">↑</a>')  # from a note to its place in the text
-NOTE = re.compile(r'<li id="(?:foot|end)note-[^"]*">')
+NOTE = re.compile(r'<li id="(?:foot|end)note-[^"]*">(?:<p>)?')
 # what is left out, by its elements, and by the names of a workbook's parts
 LEFT_OUT = {
     "altChunk": "embedded documents",
@@ -51,29 +50,22 @@ def docx(data: bytes) -> Converted:
     archive, kinds = Archive(data), set[str]()
 
     def mended(name: str) -> bytes | None:
-        if not name.endswith((".xml", ".rels")) or name.startswith(("customXml/", "word/stylesWith")):
+        if not name.endswith((".xml", ".rels")) or name.startswith("customXml/"):
             return None
         root = archive.xml(name)
-        if local(root) == "styles":
-            _keep(root, "style")
-            for style in root:
-                _keep(style, "name", "pPr")
         kinds.update(_mend(root))
         margin = re.fullmatch(r"word/(header|footer)\d*\.xml", name)
         if margin and any(map(str.isalpha, "".join(element.text or "" for element in named(root, "t")))):
             kinds.add(f"{margin[1]}s")  # not for a page's number alone
-        return ET.tostring(root) if local(root) in FOR_MAMMOTH else None
+        return ET.tostring(root)
 
     html: str = mammoth.convert_to_html(
         _copy(archive, mended), include_embedded_style_map=False, convert_image=lambda image: []
     ).value
     numbers = itertools.count(1)
-    html = NOTE.sub(lambda _: f'<li mark="[{next(numbers)}] ">', BACK.sub("", html))
-    return Converted(markup.of_html(html, is_numbered=False).body, note=left_out(kinds))
-
-
-def _keep(element: ET.Element, *names: str) -> None:
-    element[:] = [child for child in element if local(child) in names]
+    html = NOTE.sub(lambda _: f"<p>[{next(numbers)}] ", BACK.sub("", html))
+    html = html.replace("<ol>", "<ul>")  # which numbers its items have is not known
+    return Converted(markup.of_html(html).body, note=left_out(kinds))
 
 
 def _mend(root: ET.Element) -> set[str]:
@@ -87,11 +79,6 @@ def _mend(root: ET.Element) -> set[str]:
             element.tag = WORD + "smartTag"
         elif element.tag == WORD + "cr":
             element.tag = WORD + "br"
-        elif name == "framePr" and WORD + "dropCap" in element.attrib:
-            element.tag = (
-                WORD + "rPr"
-            )  # as of a paragraph whose end was deleted: a large letter goes before the next one's first word
-            ET.SubElement(element, WORD + "del")
         elif name == "drawing" and has(element, "txbxContent"):
             element.tag = WORD + "pict"
             element[:] = list(named(element, "txbxContent"))
@@ -134,15 +121,12 @@ def sheets(data: bytes) -> Converted:
     for sheet in book.sheets_metadata:
         is_chart = sheet.typ == python_calamine.SheetTypeEnum.ChartSheet
         kinds |= {"charts"} if is_chart else set()
-        tables[sheet.name] = [] if is_chart else list(_lines(book.get_sheet_by_name(sheet.name).to_python()))
+        lines = [] if is_chart else book.get_sheet_by_name(sheet.name).to_python()
+        tables[sheet.name] = list(filter(None, (row(map(_cell, line)) for line in lines)))
     if not any(tables.values()):
         return Converted("", note=left_out(kinds))
     parts = ["\n".join([name, "", *rows]).strip() for name, rows in tables.items()]
     return Converted.of(parts, "sheet", left_out(kinds))
-
-
-def _lines(table: Iterable[Iterable[object]]) -> Iterator[str]:
-    return filter(None, (row(map(_cell, line)) for line in table))
 
 
 def _cell(value: object) -> str:
@@ -160,10 +144,10 @@ def pptx(data: bytes) -> Converted:
         _, part = targets[next(value for name, value in entry.attrib.items() if name.endswith("}id"))]
         root = archive.xml(part)
         kinds |= {LEFT_OUT[local(element)] for element in named(root, *LEFT_OUT)}
-        blocks = list(_blocks(_once(root), NO_TEXT))
+        blocks = list(_blocks(_once(root)))
         for kind, beside in _targets(archive, part).values():
             if kind.endswith("/notesSlide"):
-                notes = "\n".join(_blocks(_once(archive.xml(beside)), {*NO_TEXT, "dt", "ftr", "hdr"}))
+                notes = "\n".join(_blocks(_once(archive.xml(beside))))
                 blocks += [f"Notes: {notes}"] if notes else []
             elif kind.endswith("/comments"):
                 kinds.add("comments")
@@ -192,14 +176,10 @@ def _once(root: ET.Element) -> ET.Element:
     return root
 
 
-def _blocks(element: ET.Element, skipped: Collection[str]) -> Iterator[str]:
-    """The texts of shapes and tables.
-
-    Args:
-        skipped: kinds of placeholders.
-    """
+def _blocks(element: ET.Element) -> Iterator[str]:
+    """The texts of shapes and tables."""
     name = local(element)
-    if name == "sp" and any(place.get("type") in skipped for place in named(element, "ph")):
+    if name == "sp" and any(place.get("type") in NO_TEXT for place in named(element, "ph")):
         return
     if name == "txBody":
         text = "\n".join(map(_paragraph, named(element, "p"))).strip()
@@ -207,7 +187,7 @@ def _blocks(element: ET.Element, skipped: Collection[str]) -> Iterator[str]:
         text = "\n".join(row(map(_paragraph, named(line, "tc"))) for line in named(element, "tr"))
     else:
         for child in element:
-            yield from _blocks(child, skipped)
+            yield from _blocks(child)
         return
     if text:
         yield text

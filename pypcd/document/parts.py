@@ -1,33 +1,27 @@
-"""What the readers of all formats share: the text they make, how much they may unpack, and zip archives and XML that keep to that."""
+"""What the readers of all formats share: the text they make, how much they may take, and zip archives and XML that keep to that."""
 
 from __future__ import annotations
 
 import codecs
-import dataclasses
+import contextlib
 import io
 import itertools
 import os
 import xml.etree.ElementTree as ET
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from xml.parsers import expat
+from typing import NamedTuple
 
 from pypcd.errors import InputError
 
-__all__ = ["Archive", "Converted", "decoded", "has", "left_out", "listed", "local", "most", "named", "parsed", "row"]
+__all__ = ["Archive", "Converted", "bound", "decoded", "has", "left_out", "listed", "local", "most", "named", "row"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Converted:
-    """
-    Attributes:
-        begins: the offsets in the text at which its pages begin.
-        unit: what these are.
-        note: a sentence on what is left out.
-    """
+class Converted(NamedTuple):
+    """What Document.of() takes besides a name."""
 
     text: str
-    begins: tuple[int, ...] = ()
+    begins: Sequence[int] = ()
     unit: str = "page"
     note: str = ""
 
@@ -35,7 +29,7 @@ class Converted:
     def of(cls, parts: Sequence[str], unit: str, note: str) -> Converted:
         """A text of parts with an empty line between them, each of which is a `unit`."""
         begins = itertools.accumulate((len(part) + 2 for part in parts[:-1]), initial=0)
-        return cls("\n\n".join(parts), tuple(begins), unit, note)
+        return cls("\n\n".join(parts), list(begins), unit, note)
 
 
 def listed(words: Iterable[object]) -> str:
@@ -55,12 +49,18 @@ def left_out(kinds: Iterable[str]) -> str:
     return f"{listed(sorted(kinds))} are left out" if kinds else ""
 
 
+def bound(name: str, usual: int) -> float:
+    """A limit, which the environment variable PYPCD_DOCUMENT_<name> sets."""
+    given = os.environ.get(f"PYPCD_DOCUMENT_{name}", usual)
+    with contextlib.suppress(ValueError):
+        if 0 < float(given) < float("inf"):
+            return float(given)
+    raise InputError(f"PYPCD_DOCUMENT_{name} is {given!r}; allowed: a number above 0, such as {usual}")
+
+
 def most() -> int:
     """Bytes that a file may have, and may unpack to."""
-    given = os.environ.get("PYPCD_DOCUMENT_MIB", "256")
-    if not (given.isascii() and given.isdigit() and int(given)):
-        raise InputError(f"PYPCD_DOCUMENT_MIB is {given!r}; allowed: a whole number of MiB from 1, such as 256")
-    return int(given) << 20
+    return int(bound("MIB", 256) * (1 << 20))
 
 
 class Archive:
@@ -91,23 +91,18 @@ class Archive:
             return file.read(entry.file_size + 1)
 
     def xml(self, name: str) -> ET.Element:
-        return parsed(self.read(name))
+        return ET.fromstring(self.read(name), ET.XMLParser(target=_Tree()))
 
     def has(self, *begins: str) -> bool:
         """Whether a part's name begins so."""
         return any(name.startswith(begins) for name in self.names)
 
 
-def parsed(data: bytes) -> ET.Element:
-    """A tree of XML without a document type, so without entities of its own."""
-    scan = expat.ParserCreate()
-    scan.StartDoctypeDeclHandler = _refuse
-    scan.Parse(data, True)
-    return ET.fromstring(data)
+class _Tree(ET.TreeBuilder):
+    """XML without a document type, so without entities of its own."""
 
-
-def _refuse(*_: object) -> None:
-    raise InputError("declares a type of document in its XML, which can be a trap and is in no such file")
+    def doctype(self, *_: object) -> None:
+        raise InputError("declares a type of document in its XML, which can be a trap and is in no such file")
 
 
 def local(element: ET.Element) -> str:

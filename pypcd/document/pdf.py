@@ -10,8 +10,8 @@ import itertools
 import math
 import re
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from pypcd.document.letters import ENDS, WIDE, paired
 from pypcd.document.parts import Converted, left_out, listed
@@ -25,7 +25,9 @@ NARROW = 0.75  # of the width between even margins: less is lines that were not 
 SYMBOL, COUNT = r"[•‣▪◦●○■□·*]", r"(?:[-–—]|\(?\w{1,3}[.)])"
 BULLET, NUMBER, MARK = re.compile(rf"{SYMBOL}\s"), re.compile(rf"{COUNT}\s"), re.compile(f"{SYMBOL}|{COUNT}")
 HYPHEN = re.compile(r"(?<=\w)[-‐\u00ad]$")
-LINE_HYPHEN = "\x02\ufffe"  # pdfium has it in place of a hyphen and a line's end
+# pdfium has either of two characters in place of a hyphen and a line's end
+LINE, LINE_HYPHEN = re.compile(r"[^\r\n\x02\ufffe]*[\x02\ufffe]|[^\r\n]+"), re.compile(r"[\x02\ufffe]$")
+WORD = re.compile(r"\S+")
 WIDE_CHARACTER = re.compile(f"[{WIDE}]")
 
 ALONE = threading.Lock()  # pdfium allows one thread at a time
@@ -53,8 +55,7 @@ class Line:
     limit: float = 0.0
 
 
-@dataclasses.dataclass
-class Page:
+class Page(NamedTuple):
     """
     Attributes:
         entered: what was filled in, in fields of a form and on top of the page.
@@ -62,7 +63,7 @@ class Page:
     """
 
     lines: list[Line]
-    entered: list[str]
+    entered: str
     is_blank: bool
     has_pictures: bool
 
@@ -80,26 +81,24 @@ def text_of(data: bytes) -> Converted:
         document.init_forms()
         pages = [_page(page, document.formenv) for page in document]
     pitches = _pitches([page.lines for page in pages])
-    parts, length, begins = list[str](), 0, list[int]()
+    parts, firsts = list[str](), list[int]()  # of each page, the first of its parts
     last: Line | None = None
     for page in pages:
-        begins.append(length)
-        entered = "\n".join(dict.fromkeys(page.entered))
+        firsts.append(len(parts))
         blocks: list[tuple[Line | None, str]] = [(line, line.text) for line in page.lines]
-        for i, (line, text) in enumerate([*blocks, (None, entered)] if entered else blocks):
+        if page.entered:
+            blocks.append((None, page.entered))
+        for i, (line, text) in enumerate(blocks):
             if parts:
                 between = _between(last, line, pitches, i == 0) if last and line else "\n\n"
                 is_cut = not between and HYPHEN.search(parts[-1]) is not None
                 if is_cut and (parts[-1][-1] == "\u00ad" or text[0].islower()):
-                    parts[-1], length = parts[-1][:-1], length - 1
-                parts.append(between)
-                length += len(between)
-            if i == 0:
-                begins[-1] = length
+                    parts[-1] = parts[-1][:-1]
+                parts[-1] += between
             parts.append(text)
-            length += len(text)
             last = line
-    return Converted("".join(parts), tuple(begins), note=_note(pages))
+    lengths = [0, *itertools.accumulate(map(len, parts))]
+    return Converted("".join(parts), [lengths[first] for first in firsts], note=_note(pages))
 
 
 def _note(pages: Sequence[Page]) -> str:
@@ -109,58 +108,45 @@ def _note(pages: Sequence[Page]) -> str:
             f"is a scan: none of its {len(pages)} pages has a text layer, and pictures are not read; "
             "a program such as ocrmypdf adds the text"
         )
-    if not unread:
-        return left_out({"pictures"} if any(page.has_pictures for page in pages) else ())
-    if len(unread) == 1:
-        return f"page {unread[0]} has no text layer, so it is a picture, which is not read"
-    return f"pages {listed(unread)} have no text layer, so they are pictures, which are not read"
+    if unread:
+        return f"not read, since there is no text layer: page {listed(unread)}"
+    return left_out({"pictures"} if any(page.has_pictures for page in pages) else ())
 
 
 def _page(page: Any, form: Any) -> Page:
     import pypdfium2 as pdfium
 
     raw, width = pdfium.raw, page.get_width()
-    found, words, word = list[Line](), list[tuple[int, str]](), ""
     with contextlib.closing(page), contextlib.closing(page.get_textpage()) as text:
-        n, code_at, handle = text.count_chars(), raw.FPDFText_GetUnicode, text.raw
-        for i in range(n + 1):
-            character = chr(code_at(handle, i)) if i < n else "\n"
-            is_last = character in "\r\n" or character in LINE_HYPHEN
-            if character in LINE_HYPHEN:
-                word, i = word + "-", i + 1
-            elif not character.isspace():
-                word += character
-                continue
-            if word:
-                words.append((i - len(word), word))
-            if words and is_last:
-                found.append(_line(raw, handle, words, width))
-            word, words = "", [] if is_last else words
-        entered = _entered(raw, page.raw, form)
+        characters = "".join(chr(raw.FPDFText_GetUnicode(text.raw, i)) for i in range(text.count_chars()))
+        lines = list[Line]()
+        for line in LINE.finditer(characters):
+            words = [(word.start(), word[0]) for word in WORD.finditer(characters, *line.span())]
+            if words:
+                lines.append(_line(raw, text.raw, words, width))
+        entered = "\n".join(dict.fromkeys(filter(None, _entered(raw, page.raw, form))))
         is_blank = not raw.FPDFPage_CountObjects(page.raw)
         has_pictures = any(True for _ in page.get_objects([raw.FPDF_PAGEOBJ_IMAGE], max_depth=3))
-    _limit(found, width)
-    return Page(found, entered, is_blank, has_pictures)
+    _limit(lines, width)
+    return Page(lines, entered, is_blank, has_pictures)
 
 
-def _entered(raw: Any, page: Any, form: Any) -> list[str]:
+def _entered(raw: Any, page: Any, form: Any) -> Iterator[str]:
     """The names and values of a form's fields, and texts that were put on top of a page."""
-    found = []
     for i in range(raw.FPDFPage_GetAnnotCount(page)):
         note = raw.FPDFPage_GetAnnot(page, i)
         kind = raw.FPDFAnnot_GetSubtype(note)
         if raw.FPDFAnnot_GetFlags(note) & raw.FPDF_ANNOT_FLAG_HIDDEN:
             pass
         elif kind == raw.FPDF_ANNOT_FREETEXT:
-            found.append(_string(raw, raw.FPDFAnnot_GetStringValue, note, b"Contents"))
+            yield _string(raw, raw.FPDFAnnot_GetStringValue, note, b"Contents")
         elif kind == raw.FPDF_ANNOT_WIDGET and form:
             field = form.raw, note
             name = _string(raw, raw.FPDFAnnot_GetFormFieldAlternateName, *field)
             name = name or _string(raw, raw.FPDFAnnot_GetFormFieldName, *field)
             if value := _string(raw, raw.FPDFAnnot_GetFormFieldValue, *field):
-                found.append(f"{name}: {value}")
+                yield f"{name}: {value}"
         raw.FPDFPage_CloseAnnot(note)
-    return [text for text in found if text]
 
 
 def _string(raw: Any, call: Any, *of: Any) -> str:
@@ -194,7 +180,7 @@ def _line(raw: Any, handle: Any, words: Sequence[tuple[int, str]], width: float)
             has_columns = has_columns or is_gap
             text += "  " if is_gap else " "
         text, end = text + word, place[3]
-    text = paired(text)
+    text = paired(LINE_HYPHEN.sub("-", text))
     first = places[0][1] if WIDE_CHARACTER.match(text) else places[0][3]
     return Line(text, places[0][0], end, y.value, size, first - places[0][0], has_columns)
 

@@ -20,10 +20,10 @@ HEADING = 100  # of the longest heading
 
 # ideographs, kana and Korean: each says about as much as three letters
 DENSE = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]")
-FIRST_WORD = re.compile(rf"\s*([{WIDE}]|[^\s{WIDE}]*)")
-BLANK_LINE = re.compile(r"\n[^\S\n]*\n\s*")
+FIRST_WORD = re.compile(rf"^\s*([{WIDE}]|[^\s{WIDE}]*)")
+PARAGRAPH = re.compile(r".*?(?:\n[^\S\n]*\n\s*|\Z)", re.DOTALL)  # with the blank lines behind it
 HEAD = re.compile(r"\s*(?:(\d)|([^\w\s]))")
-SPACE = re.compile(r"\s*")
+SEEN = re.compile(r"\S")
 DOUBTFUL = re.compile(r"(?<!\w)\w{1,2}\.\s*$")  # "z. B. ", "3. Oktober": an abbreviation or an ordinal number
 UNSEEN = re.compile(r"[\s\ud800-\udfff]")  # sentencex stops the program at some white space that is not ASCII
 QUOTES = re.compile(r"[\"'“”„‘’«»‹›「」『』()\[\]{}（）【】《》]")
@@ -39,34 +39,21 @@ def pieces(text: str) -> tuple[str, ...]:
     line of a table) or sentences and lines with their neighbours. White space belongs to the piece before it, so each begins with another
     character, but for the first.
     """
-    parts = itertools.chain.from_iterable(_cut(*pair) for pair in _with_headings(_paragraphs(text)))
+    parts = itertools.chain.from_iterable(_cut(*pair) for pair in _with_headings(PARAGRAPH.findall(text)))
     found, begin, end = list[str](), 0, 0
     for border in itertools.accumulate(map(len, parts)):
         if border > end:
-            end = _match(SPACE, text, border)
+            seen = SEEN.search(text, border)
+            end = seen.start() if seen else len(text)
             if not text[begin:end].isspace():
                 found.append(text[begin:end])
                 begin = end
     return tuple(found) if found or not text else (text,)
 
 
-def _match(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    assert found is not None
-    return found.end()
-
-
 def _size(text: str) -> int:
     """About as many letters as have its number of tokens."""
     return len(text) if text.isascii() else len(text) + 2 * len(DENSE.findall(text))
-
-
-def _paragraphs(text: str) -> Iterator[str]:
-    begin = 0
-    for match in BLANK_LINE.finditer(text):
-        yield text[begin : match.end()]
-        begin = match.end()
-    yield text[begin:]
 
 
 def _with_headings(paragraphs: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -86,31 +73,23 @@ def _with_headings(paragraphs: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 def _is_heading(paragraph: str) -> bool:
     line = paragraph.strip()
-    if "\n" in line or len(line) > HEADING or _size(line) > HEADING:
-        return False
-    return line.startswith("#") or not (ENDS.search(line) or re.match(r"[-*+•|]\s", line))
+    is_sentence = ENDS.search(line) or re.match(r"[-*+•|]\s", line)
+    return "\n" not in line and _size(line) <= HEADING and (line.startswith("#") or not is_sentence)
 
 
 def _cut(heading: str, paragraph: str) -> list[str]:
     if _size(paragraph) <= LONGEST or paragraph.isspace():
         return [heading + paragraph]
     lines = re.findall(r"[^\n]*\n|[^\n]+", paragraph)
-    records = _records(lines)
-    if records:
-        parts = [
-            part
-            for record in records
-            for part in ([record] if _size(record) <= LONGEST else _joined(_sentences(record)))
-        ]
-    else:
-        parts = _joined([part for unit in _units(lines) for part in _sentences(unit)])
+    parts = [part for record in _records(lines) for part in _joined(_sentences(record))]
+    parts = parts or _joined([part for unit in _units(lines) for part in _sentences(unit)])
     return [heading + parts[0], *parts[1:]]
 
 
 def _records(lines: Sequence[str]) -> list[str]:
     """The records of a list, a table or data: lines with the least indentation by which records are short enough, each with those below
     that have more. None if most of them neither begin alike nor have the same separators."""
-    indents = [_match(SPACE, line, 0) for line in lines]
+    indents = [len(line) - len(line.lstrip()) for line in lines]
     fewest = max(3, sum(map(len, lines)) / LONGEST)
     at_most = itertools.accumulate(n for _, n in sorted(collections.Counter(indents).items()))
     least = next((indent for indent, n in zip(sorted(set(indents)), at_most) if n >= fewest), -1)
@@ -121,12 +100,17 @@ def _records(lines: Sequence[str]) -> list[str]:
     head, n = counts.most_common(1)[0] if counts else (None, 0)
     if not (head and 2 * n > len(first)) and not _is_table(first):
         return []
+    return _grouped(lines, is_first)
+
+
+def _grouped(parts: Sequence[str], is_first: Iterable[bool]) -> list[str]:
+    """Parts with those behind them, up to the next one that is the first of a group."""
     found = list[list[str]]()
-    for line, is_one in zip(lines, is_first):
+    for part, is_one in zip(parts, is_first):
         if is_one or not found:
             found.append([])
-        found[-1].append(line)
-    return ["".join(record) for record in found]
+        found[-1].append(part)
+    return ["".join(some) for some in found]
 
 
 def _is_table(lines: Sequence[str]) -> bool:
@@ -139,18 +123,12 @@ def _is_table(lines: Sequence[str]) -> bool:
     return False
 
 
-def _units(lines: Sequence[str]) -> Iterator[str]:
+def _units(lines: Sequence[str]) -> list[str]:
     """Lines, but a text that was wrapped to a width in one: there the next line's first word did not fit."""
     lengths = [len(line.rstrip()) for line in lines]
     width = sorted(lengths)[len(lines) * 9 // 10]  # some lines are wider, such as those with an address
-    unit = [lines[0]]
-    for length, line in zip(lengths, lines[1:]):
-        word = FIRST_WORD.match(line)
-        if word and length + 1 + len(word[1]) <= width:
-            yield "".join(unit)
-            unit = []
-        unit.append(line)
-    yield "".join(unit)
+    words = (FIRST_WORD.findall(line)[0] for line in lines[1:])
+    return _grouped(lines, [True, *(length + 1 + len(word) <= width for length, word in zip(lengths, words))])
 
 
 def _sentences(unit: str) -> list[str]:
@@ -202,11 +180,8 @@ def _joined(parts: Sequence[str]) -> list[str]:
     """Parts with their neighbours, about equally long and about JOINED characters."""
     sizes = [_size(part) for part in parts]
     aim = sum(sizes) / -(-sum(sizes) // JOINED)
-    found, length = list[list[str]](), 0.0
-    for part, size in zip(parts, sizes):
-        if not found or length + size / 2 > aim:
-            found.append([])
-            length = 0
-        found[-1].append(part)
-        length += size
-    return ["".join(some) for some in found]
+    is_first, length = list[bool](), 0.0
+    for size in sizes:
+        is_first.append(length + size / 2 > aim)
+        length = size if is_first[-1] else length + size
+    return _grouped(parts, is_first)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import pypcd
-from pypcd.ask import chosen, documents_in, prompt_of, read_of
+from pypcd.ask import chosen, documents_in, prompt_of, read_of, size
 from pypcd.cli import main
 from pypcd.cli._conversation import Conversation
 from pypcd.cli.chat import Chat
@@ -25,6 +25,7 @@ from pypcd.document.folder import read_files
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}<s>assistant\n"
 FACTS = ("The amber lamp burns oil.", "The bronze bell is cracked.", "The copper gate stays shut.", "The drum is new.")
+KEEPERS = [f"The keeper of lamp {i} is number {1000 + i}, and nobody else." for i in range(60)]
 WORDS = ["amber", "bronze", "copper", "drum", "lamp", "bell", "gate", "and", "or", "zinc"]
 
 
@@ -33,6 +34,9 @@ class Words:
 
     def __init__(self) -> None:
         self.n = 0  # of the words that were counted
+
+    def n_ctx(self) -> int:
+        return 4096
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         self.n += len(text.split())
@@ -59,22 +63,25 @@ def read(turns: Sequence[Any]) -> list[list[str]]:
 # -- which parts -------------------------------------------------------------------------------------------------------
 
 
+def house(*paragraphs: str) -> Document:
+    return Document.of("house", "\n\n".join(paragraphs))
+
+
+HOUSE = house(*FACTS)  # of 5, 5, 5 and 4 words
+
+
 def test_the_best_parts_are_read_in_their_order_and_a_later_questions_stand_behind_them() -> None:
-    document = Document.of("house", "\n\n".join(FACTS))  # of 5, 5, 5 and 4 words
-    turns, said = chosen(Words(), asked([document], "Which gate, which bell?", "And the lamp, the gate?"), 10, 4096)
-    assert read(turns) == [[FACTS[1], FACTS[2]], [FACTS[0]]]
-    assert said == "3 of 4 parts"
+    turns, said = chosen(Words(), asked([HOUSE], "Which gate, which bell?", "And the lamp, the gate?"), 10, 4096)
+    assert read(turns) == [[FACTS[1], FACTS[2]], [FACTS[0]]] and said == "3 of 4 parts"
     assert prompt_of(turns[:1]).whole == f"{FACTS[1]}\n\n{FACTS[2]}\n\nWhich gate, which bell?"
-    assert chosen(Words(), asked([document], "zinc?"), 10, 4096)[1] == "2 of 4 parts", (
-        "the beginning, if no word is there"
-    )
-    assert read(chosen(Words(), asked([document], "zinc?"), 10, 4096)[0]) == [[FACTS[0], FACTS[1]]]
-    assert read(chosen(Words(), asked([document], "Which gate?"), 1, 4096)[0]) == [[FACTS[2]]], "one at least"
+    turns, said = chosen(Words(), asked([HOUSE], "zinc?"), 10, 4096)
+    assert read(turns) == [[FACTS[0], FACTS[1]]] and said == "2 of 4 parts", "the beginning, if no word is there"
+    assert read(chosen(Words(), asked([HOUSE], "Which gate?"), 1, 4096)[0]) == [[FACTS[2]]], "one at least"
 
 
 @pytest.mark.parametrize(("most", "all_of_it"), [(None, True), ("all", True), (19, True), (18, False)])
 def test_what_fits_is_read_whole(most: Any, all_of_it: bool) -> None:
-    messages = asked([Document.of("house", "\n\n".join(FACTS))], "Which gate?")
+    messages = asked([HOUSE], "Which gate?")
     turns, said = chosen(Words(), messages, most, 4096)
     assert (turns == messages, said == "") == (all_of_it, all_of_it)
 
@@ -84,67 +91,59 @@ def test_what_does_not_fit_in_the_context_is_read_in_parts_unless_all_is_asked_f
     messages = asked(documents, "Which bell has 7?")
     turns, said = chosen(Words(), messages, None, 200)
     (parts,) = read(turns)
-    assert (
-        "The bronze bell is cracked. 7" in parts
-        and said == f"{len(parts)} of 160 parts, of {len(turns[0]['documents'])} of 40 documents"
-    )
+    assert said == f"{len(parts)} of 160 parts, of {len(turns[0]['documents'])} of 40 documents"
+    assert "The bronze bell is cracked. 7" in parts
     assert 60 < sum(len(part.split()) for part in parts) <= 75, "half of the room"
     assert chosen(Words(), messages, "all", 200) == (messages, "")
 
 
 @pytest.mark.parametrize("n_ctx", [256, 1024, 4096])
 def test_a_later_question_finds_room_for_its_parts_and_a_new_document_is_begun(n_ctx: int) -> None:
-    text = "\n\n".join(f"Room {i} is as large as the others, and nobody lives there now." for i in range(2000))
-    house, note = (
-        Document.of("house", f"{text}\n\nThe zinc is in the cellar."),
-        Document.of("note", "Buy oil.\n\nPaint."),
-    )
-    messages = asked([house], "What is there?", "Where is the zinc?", "What about this one?")
+    rooms = [f"Room {i} is as large as the others, and nobody lives there now." for i in range(2000)]
+    zinc, note = "The zinc is in the cellar.", Document.of("note", "Buy oil.\n\nPaint.")
+    messages = asked([house(*rooms, zinc)], "What is there?", "Where is the zinc?", "What about this one?")
     messages[-1]["documents"] = [note]
     turns, said = chosen(Words(), messages, None, n_ctx)
     first, second, third = read(turns)
-    assert (
-        first[0].startswith("Room 0") and second == ["The zinc is in the cellar."] and third == ["Buy oil.", "Paint."]
-    )
+    assert first[0].startswith("Room 0") and second == [zinc] and third == ["Buy oil.", "Paint."]
     assert said.endswith("of 2003 parts, of 2 of 2 documents")
 
 
 def test_a_part_that_is_larger_than_the_context_is_passed_over() -> None:
-    document = Document.of("house", "\n\n".join(["drum " + "zz " * 288 + ".", "The drum is new.", "No bell rings."]))
+    document = house("drum " + "zz " * 288 + ".", "The drum is new.", "No bell rings.")
     turns, said = chosen(Words(), asked([document], "Which drum?"), None, 256)
     assert read(turns) == [["The drum is new.", "No bell rings."]] and said == "2 of 3 parts"
 
 
 def test_what_was_read_takes_no_room_anew() -> None:
     big, middle, small = "copper" + " zz" * 288, "yy " * 19 + "yy.", "drum bell gate."
-    document = Document.of("house", "\n\n".join([big, middle, small, "xx " * 400]))
+    document = house(big, middle, small, "xx " * 400)
     turns, _ = chosen(Words(), asked([document], "copper?", "copper copper drum?"), 300, 420)
     assert read(turns) == [[big], [small]]
 
 
 def test_a_text_that_cannot_fit_is_not_counted() -> None:
-    words = Words()
-    messages = asked([Document.of("huge", "word " * 2_000_000)], "Which word?")
-    with pytest.raises(
-        ValueError, match=r'read is "all", but the documents have more than 156249 tokens, and the context 4096'
-    ):
+    words, huge = Words(), Document.of("huge", "word " * 2_000_000)
+    messages = asked([huge], "Which word?")
+    with pytest.raises(ValueError, match='read is "all", but the documents have more than 156249 tokens, and the cont'):
         chosen(words, messages, "all", 4096)
     assert words.n == 0
     chosen(words, messages, None, 4096)
+    assert (size(words, huge), size(words, HOUSE)) == ("more than 4096 tokens", "19 tokens")
     assert words.n < 100_000
 
 
-def test_pages_are_counted_if_there_are_any() -> None:
-    text = "\n\n".join(FACTS)
-    paged = Document.of("book", text, [text.index(fact) for fact in FACTS])
-    assert chosen(Words(), asked([paged], "Which gate, which bell?"), 10, 4096)[1] == "2 of 4 pages"
-    slides = Document.of("talk", text, [text.index(fact) for fact in FACTS], "slide")
-    assert chosen(Words(), asked([slides], "Which gate, which bell?"), 10, 4096)[1] == "2 of 4 slides"
-    other = Document.of("notes", "Nothing.\n\nAt all.")
-    assert (
-        chosen(Words(), asked([paged, other], "Which gate, which bell?"), 10, 4096)[1]
-        == "2 of 6 parts, of 1 of 2 documents"
-    )
+@pytest.mark.parametrize(
+    ("unit", "others", "wanted"),
+    [
+        ("page", [], "2 of 4 pages"),
+        ("slide", [], "2 of 4 slides"),
+        ("page", [Document.of("notes", "Nothing.\n\nAt all.")], "2 of 6 parts, of 1 of 2 documents"),
+    ],
+)
+def test_pages_are_counted_if_there_are_any(unit: str, others: list[Document], wanted: str) -> None:
+    paged = Document.of("book", HOUSE.text, [HOUSE.text.index(fact) for fact in FACTS], unit)
+    assert chosen(Words(), asked([paged, *others], "Which gate, which bell?"), 10, 4096)[1] == wanted
 
 
 TEXTS = st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map(" ".join), min_size=1, max_size=12)
@@ -172,15 +171,11 @@ def test_earlier_questions_stay_as_they_were(texts: list[list[str]], questions: 
         assert not said or before == turns[:n]
 
 
-@pytest.mark.parametrize(("given", "meant"), [(None, None), ("all", "all"), (512, 512), ("512", 512)])
-def test_how_much_is_a_number_or_all(given: Any, meant: Any) -> None:
-    assert read_of(given) == meant
-
-
-@pytest.mark.parametrize("given", [0, -1, True, 1.5, "some", "", "0", []])
-def test_it_is_nothing_else(given: Any) -> None:
-    with pytest.raises(ValueError, match='allowed: "all", or the most tokens to read of the documents, such as 4096'):
-        read_of(given)
+def test_how_much_is_a_number_or_all() -> None:
+    assert [read_of(given) for given in (None, "all", 512, "512")] == [None, "all", 512, 512]
+    for wrong in (0, -1, True, 1.5, "some", "", "0", []):
+        with pytest.raises(ValueError, match='allowed: "all", or the most tokens to read of the documents, such as 40'):
+            read_of(wrong)
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -210,25 +205,25 @@ def test_an_answer_is_that_to_the_parts_alone_with_places_in_the_whole(llm: pypc
 
 
 def test_parts_that_would_all_be_repeated_are_named_and_not_repeated(llm: pypcd.Llama) -> None:
-    facts = [f"The keeper of lamp {i} is number {1000 + i}, and nobody else." for i in range(60)]
-    text = "\n\n".join(facts)
+    text = "\n\n".join(KEEPERS)
     for most in (1, 100):
-        answer = llm.ask(question="Who keeps lamp 17, and lamp 42?", text=text, read=most, max_tokens=4, cache=False)
+        how: Any = {"text": text, "read": most, "max_tokens": 4, "cache": False}
+        answer = llm.ask(question="Who keeps lamp 17, and lamp 42?", **how)
         assert 0 < len(answer.passages) == int(answer.read.split()[0]) <= 2 and answer.note == ""
         for source in answer.passages:
-            line = facts.index(source.text)
+            line = KEEPERS.index(source.text)
             assert (source.place, source.finder) == (f"line {2 * line + 1}", "bm25") and source.score > 0
             assert text[source.begin : source.end] == source.text and line in (17, 42)
-        plain = llm.ask(question="Who keeps lamp 17, and lamp 42?", text=text, read=most, max_tokens=4, method="plain")
+        plain = llm.ask(question="Who keeps lamp 17, and lamp 42?", method="plain", **how)
         assert (plain.text, plain.written.n_prompt) == (answer.text, answer.written.n_prompt) and not plain.passages
     none = llm.ask(question="Zebra?", text=text, read=1, max_tokens=4, cache=False)
     assert none.passages == () and none.note == "the text is too short to have passages" and none.read
-    short = llm.ask(question="Who keeps lamp 17?", text=facts[17], max_tokens=4, cache=False)
+    short = llm.ask(question="Who keeps lamp 17?", text=KEEPERS[17], max_tokens=4, cache=False)
     assert short.passages == () and short.note == "the text is too short to have passages"
 
 
 def test_a_follow_up_reads_further_parts_behind_those_that_are_there(llm: pypcd.Llama) -> None:
-    text = "\n\n".join(f"The keeper of lamp {i} is number {i * 7}, and nobody else." for i in range(60))
+    text = "\n\n".join(KEEPERS)
     first = llm.ask(question="Who keeps lamp 17?", text=text, read=150, method="plain", max_tokens=4)
     on = llm.ask(question="And lamp 42?", after=first, read=150, method="plain", max_tokens=4)
     assert first.read != on.read != ""
@@ -280,14 +275,14 @@ def test_a_folder_is_read_until_it_is_stopped(tmp_path: Path) -> None:
 def test_folders_that_are_not_read_are_named_and_why_nothing_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scandir = os.scandir
+    iterdir = Path.iterdir
 
-    def opened(path: Any) -> Any:
-        if Path(path).name == "shut":
+    def opened(path: Path) -> Iterator[Path]:
+        if path.name == "shut":
             raise PermissionError(13, "Permission denied", str(path))
-        return scandir(path)
+        return iterdir(path)
 
-    monkeypatch.setattr(os, "scandir", opened)  # for the superuser no folder is shut
+    monkeypatch.setattr(Path, "iterdir", opened)  # for the superuser no folder is shut
     for name in ("papers/shut", "papers/a", "other", "shut"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "papers" / "a" / "b.txt").write_text("Of b.")
@@ -300,7 +295,7 @@ def test_folders_that_are_not_read_are_named_and_why_nothing_is(
     with pytest.raises(ValueError, match="^c has no text"):
         read_files([tmp_path / "other"])
     monkeypatch.setenv("PYPCD_DOCUMENT_MIB", "abc")
-    with pytest.raises(ValueError, match="^PYPCD_DOCUMENT_MIB is 'abc'; allowed: a whole number of MiB"):
+    with pytest.raises(ValueError, match="^PYPCD_DOCUMENT_MIB is 'abc'; allowed: a number above 0"):
         read_files([tmp_path / "papers"])
 
 

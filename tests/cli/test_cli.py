@@ -347,7 +347,7 @@ def test_the_pieces_of_an_answer_are_its_tokens_as_utf_8(llm):
     shown = "".join(written)
     pieces = b"".join(llm.detokenize([token], prev_tokens=[1], special=True) for token in written.answer.tokens)
     assert shown == written.answer.text == pieces.decode("utf-8", "replace") and "\ufffd" in shown
-    figures = Figures(llm, Answer(shown, (), "", None, (), written.answer))
+    figures = Figures(llm, Answer(shown, (), "", (), written.answer))
     assert figures.did.changes and len(figures.changed) == len(figures.did.changes)
 
 
@@ -789,7 +789,7 @@ def test_the_line_below_an_answer_has_the_first_changes(llm):
 
     def figures(did: pypcd.PCDAnswer) -> Figures:
         written = Written("", (5,) * did.n_tokens, 9, 4, 3.0, did, prompt_seconds=1.0, end="length")
-        return Figures(llm, Answer("", (), "", None, (), written))
+        return Figures(llm, Answer("", (), "", (), written))
 
     assert "| PCD (window) |" in figures(pypcd.PCDAnswer()).line() + " |", "stopped before the first token"
     changes = tuple(Change(0, 3 + ord(after), 3 + ord(before)) for before, after in ("ab", "12", "xy", "pq"))

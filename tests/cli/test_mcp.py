@@ -145,26 +145,13 @@ def test_questions_come_one_after_the_other_and_a_cancelled_one_ends(model: str,
     talk(model, [folder], say)
 
 
-HELLO = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": "2025-06-18",
-        "capabilities": {},
-        "clientInfo": {"name": "test", "version": "1"},
-    },
-}
-CALL = {
-    "jsonrpc": "2.0",
-    "id": 2,
-    "method": "tools/call",
-    "params": {
-        "name": "ask",
-        "arguments": {"question": "?", "documents": ["endless.txt"]},
-        "_meta": {"progressToken": 7},
-    },
-}
+def sent(process: subprocess.Popen[str], method: str, **params: Any) -> dict[str, Any]:
+    """What comes first when a request was sent."""
+    assert process.stdin and process.stdout
+    process.stdin.write(json.dumps({"jsonrpc": "2.0", "id": method, "method": method, "params": params}) + "\n")
+    process.stdin.flush()
+    said: dict[str, Any] = json.loads(process.stdout.readline())
+    return said
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -172,22 +159,16 @@ CALL = {
 def test_it_ends_at_once_and_stdout_has_the_protocol_alone(
     how: Any, busy: bool, model: str, folder: Path, tmp_path: Path
 ) -> None:
-    with subprocess.Popen(
-        [sys.executable, *command(model, folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENV,
-    ) as process:
+    pipe, client = subprocess.PIPE, {"name": "test", "version": "1"}
+    words = [sys.executable, *command(model, folder)]
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=ENV) as process:
         assert process.stdin and process.stdout and process.stderr
-        process.stdin.write(json.dumps(HELLO) + "\n")
-        process.stdin.flush()
-        assert json.loads(process.stdout.readline())["result"]["serverInfo"]["name"] == "pypcd"
+        said = sent(process, "initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo=client)
+        assert said["result"]["serverInfo"]["name"] == "pypcd"
         if busy:
-            process.stdin.write(json.dumps(CALL) + "\n")
-            process.stdin.flush()
-            assert json.loads(process.stdout.readline())["method"] == "notifications/progress"
+            asked = {"question": "?", "documents": ["endless.txt"]}
+            said = sent(process, "tools/call", name="ask", arguments=asked, _meta={"progressToken": 7})
+            assert said["method"] == "notifications/progress"
         if how == "closed":
             process.stdin.close()
         else:

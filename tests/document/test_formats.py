@@ -33,8 +33,21 @@ from pypcd.document import Document, document_of, formats, read_document
 
 
 def read(data: bytes, name: str = "a") -> Document:
-    with mock.patch.object(document, "converted_apart", formats.converted):  # in this process, which takes less time
+    here = mock.patch.object(document, "converted_apart", lambda kind, data, _: formats.converted(kind, data))
+    with here:  # in this process, which takes less time
         return document_of(name, data, name)
+
+
+def saved(made: Any) -> bytes:
+    file = io.BytesIO()
+    made.save(file)
+    return file.getvalue()
+
+
+def picture() -> io.BytesIO:
+    file = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(file, "png")
+    return file
 
 
 COMPATIBLE = "http://schemas.openxmlformats.org/markup-compatibility/2006"
@@ -49,16 +62,11 @@ WORDS = st.text(st.characters(categories=("L", "Nd", "Sm", "Po")), min_size=1, m
 @settings(max_examples=15, deadline=None)
 def test_the_words_of_any_paragraphs_arrive_whatever_the_format(paragraphs: list[list[str]]) -> None:
     for kind, data in made_of([" ".join(words) for words in paragraphs]).items():
-        document = read(data)
-        text = document.text
+        document, titles = read(data), [[]] * len(paragraphs)
         if kind in ("XLSX", "ODS"):
-            text = text.replace(" | ", " ")
-            titles = [
-                [*(["Sheet"] if kind == "XLSX" and i == 0 else [str(i)]), *words] for i, words in enumerate(paragraphs)
-            ]
-            assert text.split() == [*itertools.chain.from_iterable(titles)], kind
-        else:
-            assert text.split() == [*itertools.chain.from_iterable(paragraphs)], kind
+            titles = [["Sheet" if kind == "XLSX" and i == 0 else str(i)] for i in range(len(paragraphs))]
+        wanted = [word for title, words in zip(titles, paragraphs) for word in (*title, *words)]
+        assert document.text.replace(" | ", " ").split() == wanted, kind
         unit = {"XLSX": "sheet", "ODS": "sheet", "PPTX": "slide", "EPUB": "chapter"}.get(kind)
         for number, begin in enumerate(document.pages, 1):
             assert document.place(begin, begin + 1) == f"{unit} {number}"
@@ -116,7 +124,6 @@ OLD = f"<w:pict>{BOX}</w:pict>"
         (paragraph(run("a"), f"<w:r><mc:AlternateContent><mc:Choice>{DRAWN}</mc:Choice><mc:Fallback>{OLD}</mc:Fallback></mc:AlternateContent></w:r>"), "a\n\nin a box"),
         (paragraph(run("a"), f"<w:r><mc:AlternateContent><mc:Choice>{DRAWN}</mc:Choice></mc:AlternateContent></w:r>"), "a\n\nin a box"),
         (paragraph(run("a"), f"<w:r>{DRAWN}</w:r>"), "a\n\nin a box"),
-        (f'<w:p><w:pPr><w:framePr w:dropCap="drop"/></w:pPr>{run("D")}</w:p>{paragraph(run("rop cap"))}', "Drop cap"),
         (paragraph(run("a &lt; b &amp; c"), "<w:r><w:tab/></w:r>", run("d")), "a < b & c d"),
     ],
 )  # fmt: skip
@@ -150,9 +157,7 @@ def test_a_docx_of_word_processors(tmp_path: Path) -> None:
     made.add_paragraph("Monday", style="List Number")
     made.add_paragraph("Sunday", style="List Bullet")
     made.add_comment(made.add_paragraph("Signed by Ruth Amsel.").runs, "Is it?")
-    picture = io.BytesIO()
-    Image.new("RGB", (9, 9)).save(picture, "png")
-    made.add_picture(picture)
+    made.add_picture(picture())
     made.save(tmp_path / "report")  # as clients name it
     document = read_document(tmp_path / "report")
     assert document.text == "Report\n\nBridges\nyear | bridges\n2 | 2\n\n- Monday\n\n- Sunday\n\nSigned by Ruth Amsel."
@@ -218,38 +223,26 @@ def test_a_workbook() -> None:
     made = openpyxl.Workbook()
     sheet: Any = made.active
     sheet.title = "Prices"
-    for row in (
-        ["item", "price", None],
-        ["amber", 62.5, None],
-        [],
-        ["tin", 3],
-        [True, None, datetime.date(2024, 5, 1)],
-        [0.1 + 0.2, "two\nlines"],
-    ):
+    rows: dict[str, list[Any]] = {
+        "item | price": ["item", "price", None],
+        "amber | 62.5": ["amber", 62.5, None],
+        "": [],
+        "TRUE |  | 2024-05-01": [True, None, datetime.date(2024, 5, 1)],
+        "0.3 | two lines": [0.1 + 0.2, "two\nlines"],
+        "2024-01-02 03:04:00 | a | b": [datetime.datetime(2024, 1, 2, 3, 4), "a | b"],
+    }
+    for row in rows.values():
         sheet.append(row)
-    sheet.append([datetime.datetime(2024, 1, 2, 3, 4), "a | b"])
     hidden = made.create_sheet("Hidden")
     hidden.sheet_state = "hidden"
     hidden["C3"] = "secret"
     made.create_sheet("Empty")
     made.create_sheet("Last")
-    file = io.BytesIO()
-    made.save(file)
-    document = read(file.getvalue())
-    rows = [
-        "item | price",
-        "amber | 62.5",
-        "tin | 3",
-        "TRUE |  | 2024-05-01",
-        "0.3 | two lines",
-        "2024-01-02 03:04:00 | a | b",
-    ]
-    assert document.text == "Prices\n\n" + "\n".join(rows) + "\n\nHidden\n\nsecret\n\nEmpty\n\nLast"
+    document = read(saved(made))
+    assert document.text == "\n\n".join(["Prices", "\n".join(filter(None, rows)), "Hidden", "secret", "Empty", "Last"])
     assert document.place(document.text.index("secret"), len(document.text)) == "sheets 2-4" and document.note == ""
     sheet["F1"] = "=1+1"
-    file = io.BytesIO()
-    made.save(file)
-    assert read(file.getvalue()).note == "formulas that no program has computed are left out"
+    assert read(saved(made)).note == "formulas that no program has computed are left out"
     with pytest.raises(ValueError, match="a has no text$"):
         read(spreadsheet(("Sheet1", [])))
 
@@ -265,23 +258,17 @@ def test_slides() -> None:
     slide.shapes.add_group_shape().shapes.add_textbox(0, 0, 9, 9).text_frame.text = "in a group"
     slide.notes_slide.notes_text_frame.text = "Say it slowly."
     made.slides._sldIdLst.insert(0, made.slides._sldIdLst[2])  # it is shown first
-    picture, file = io.BytesIO(), io.BytesIO()
-    Image.new("RGB", (9, 9)).save(picture, "png")
-    slide.shapes.add_picture(picture, 0, 0)
-    made.save(file)
-    document = read(file.getvalue())
+    slide.shapes.add_picture(picture(), 0, 0)
+    document = read(saved(made))
     first = "Title 3\n\nfirst 3\nsecond\nline\n\n0 0 | 0 1\n1 0 | 1 1\n\nin a group\n\nNotes: Say it slowly."
     assert document.text == "\n\n".join([first, *(f"Title {i}\n\nfirst {i}\nsecond\nline" for i in (1, 2))])
     assert document.place(document.text.index("Say"), document.text.index("first 1")) == "slides 1-2"
     assert document.note == "pictures are left out"
 
 
-@pytest.mark.parametrize(
-    ("choice", "fallback", "text"),
-    [("new", "old", "new"), ("", "old", "old"), ("new", "", "new"), ("", "", "")],
-)
+@pytest.mark.parametrize(("choice", "fallback", "text"), [("new", "old", "new"), ("", "old", "old"), ("", "", "")])
 def test_what_a_slide_says_in_two_ways_is_read_once(choice: str, fallback: str, text: str) -> None:
-    made, file = pptx.Presentation(), io.BytesIO()
+    made = pptx.Presentation()
     shapes = made.slides.add_slide(made.slide_layouts[5]).shapes
     shapes.title.text = "Title"
     ways = [shapes.add_textbox(0, 0, 9, 9) for _ in range(2)]
@@ -290,8 +277,7 @@ def test_what_a_slide_says_in_two_ways_is_read_once(choice: str, fallback: str, 
     both = etree.SubElement(shapes._spTree, f"{{{COMPATIBLE}}}AlternateContent")
     for way, name in zip(ways, ("Choice", "Fallback")):
         etree.SubElement(both, f"{{{COMPATIBLE}}}{name}").append(way._element)
-    made.save(file)
-    assert read(file.getvalue()).text == f"Title\n\n{text}".strip()
+    assert read(saved(made)).text == f"Title\n\n{text}".strip()
 
 
 def test_a_book() -> None:
@@ -319,31 +305,25 @@ def test_what_was_entered_in_a_pdf_is_read_on_its_page() -> None:
         made.showPage()
     made.save()
     document = read(file.getvalue())
-    entered = [
-        "applicant: Leopold Varga",
-        "Account, with spaces: ZZ99 1234",
-        "resident: Yes",
-        "colour: blue",
-        "size: L",
-        "Typed on top",
-    ]
-    assert document.text == "Page 1.\n\nPage 2.\n\n" + "\n".join(entered) + "\n\nPage 3."
-    begin = document.text.index("applicant")
-    assert document.place(begin, document.text.index("\n\nPage 3")) == "page 2"
+    fields = "applicant: Leopold Varga\nAccount, with spaces: ZZ99 1234\nresident: Yes\ncolour: blue\nsize: L"
+    assert document.text == f"Page 1.\n\nPage 2.\n\n{fields}\nTyped on top\n\nPage 3."
+    assert document.text[document.pages[1] : document.pages[2]].startswith("Page 2.") and len(document.pages) == 3
 
 
 def pages(*drawn: str) -> bytes:
     """A PDF whose pages have text ("t"), a shape ("s"), a picture ("p") or nothing."""
-    file, picture = io.BytesIO(), ImageReader(Image.new("RGB", (9, 9)))
+    file = io.BytesIO()
     made = canvas.Canvas(file)
+    shown = ImageReader(picture())
+    draw: Any = {
+        "t": (made.drawString, 50, 700, "Words."),
+        "s": (made.rect, 9, 9, 99, 99),
+        "p": (made.drawImage, shown, 9, 9),
+    }
     for page in drawn:
         for what in page:
-            if what == "t":
-                made.drawString(50, 700, "Words.")
-            elif what == "s":
-                made.rect(9, 9, 99, 99)
-            else:
-                made.drawImage(picture, 9, 9)
+            call, *how = draw[what]
+            call(*how)
         made.showPage()
     made.save()
     return file.getvalue()
@@ -351,13 +331,11 @@ def pages(*drawn: str) -> bytes:
 
 def test_pages_of_a_pdf_without_a_text_layer_are_named() -> None:
     document = read(pages("t", "p", "t", "", "s"))
-    assert document.note == "pages 2 and 5 have no text layer, so they are pictures, which are not read"
+    assert document.note == "not read, since there is no text layer: page 2 and 5"
     assert document.place(document.text.rindex("Words"), len(document.text)) == "page 3"
-    assert read(pages("p", "t")).note == "page 1 has no text layer, so it is a picture, which is not read"
+    assert read(pages("p", "t")).note == "not read, since there is no text layer: page 1"
     assert read(pages("t", "tp")).note == "pictures are left out" and read(pages("t", "ts")).note == ""
-    with pytest.raises(
-        ValueError, match="a is a scan: none of its 2 pages has a text layer, .*; a program such as ocrmypdf"
-    ):
+    with pytest.raises(ValueError, match="a is a scan: none of its 2 pages has a text layer, .*; a program such as o"):
         read(pages("p", "s"))
 
 
@@ -428,22 +406,21 @@ def bomb(n_bytes: int, n_said: int | None = None) -> bytes:
     return data.replace(struct.pack("<I", size), struct.pack("<I", n_said if n_said is not None else size))
 
 
+def refuses(data: bytes, said: str) -> None:
+    """In a process of its own."""
+    with pytest.raises(ValueError, match=f"^a {said}"):
+        document_of("a", data, "a")
+
+
 def test_what_a_file_unpacks_to_is_known_before_and_held_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYPCD_DOCUMENT_MIB", "3")
-    (tmp_path / "a.docx").write_bytes(bomb(4 << 20))
-    assert (tmp_path / "a.docx").stat().st_size < 18000
-    with pytest.raises(
-        ValueError, match=r"a.docx unpacks to 419\d+ bytes; at most 3145728 are read; PYPCD_DOCUMENT_MIB=5 allows them"
-    ):
-        read_document(tmp_path / "a.docx")
+    assert len(bomb(4 << 20)) < 18000
+    refuses(bomb(4 << 20), r"unpacks to 419\d+ bytes; at most 3145728 are read; PYPCD_DOCUMENT_MIB=5 allows them")
     monkeypatch.setenv("PYPCD_DOCUMENT_MIB", "5")
-    assert read_document(tmp_path / "a.docx").text == "hello"
-    with pytest.raises(ValueError, match="Bad CRC-32"):
-        read(bomb(4 << 20, 1000))
+    assert document_of("a", bomb(4 << 20), "a").text == "hello"
+    refuses(bomb(4 << 20, 1000), "cannot be read as a DOCX: Bad CRC-32")
     (tmp_path / "a.txt").write_bytes(b"a" * (6 << 20))
-    with pytest.raises(
-        ValueError, match="a.txt has more than 5242880 bytes; PYPCD_DOCUMENT_MIB=10 allows twice as many"
-    ):
+    with pytest.raises(ValueError, match="a.txt has more than 5242880 bytes; PYPCD_DOCUMENT_MIB=10 allows twice as"):
         read_document(tmp_path / "a.txt")
 
 
@@ -455,21 +432,14 @@ def test_no_archive_is_opened_in_this_process() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux")
-def test_a_reader_that_ends_or_takes_too_long_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_ends_or_takes_too_long_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     made = openpyxl.Workbook()
     for place in ("A1", "XFD1048576"):  # what is between takes 400 GB
         made.active[place] = 1
-    made.save(tmp_path / "a.xlsx")
-    with pytest.raises(
-        ValueError,
-        match=r"a.xlsx cannot be read: its reader ended \(SIG\w+\); it is damaged, or takes more than 2048 MiB of memory",
-    ):
-        read_document(tmp_path / "a.xlsx")
+    ended = r"cannot be read: its reader ended \(SIG\w+\); it is damaged, or takes more than 2048 MiB of memory"
+    refuses(saved(made), ended)
     monkeypatch.setenv("PYPCD_DOCUMENT_SECONDS", "0.001")
-    with pytest.raises(
-        ValueError, match=r"a.xlsx takes more than 0.001 seconds to read; PYPCD_DOCUMENT_SECONDS=0.002 allows them"
-    ):
-        read_document(tmp_path / "a.xlsx")
+    refuses(saved(made), "takes more than 0.001 seconds to read; PYPCD_DOCUMENT_SECONDS=0.002 allows them")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux")
@@ -492,25 +462,21 @@ def test_a_file_may_have_any_name(name: str) -> None:
 def test_whatever_python_finds_first_the_reader_is_this_pypcds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("html", "pypcd"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('another one')")
-    (tmp_path / "a").write_bytes(pdf("One."))
     monkeypatch.syspath_prepend(tmp_path)
-    assert read_document(tmp_path / "a").text == "One."
+    assert document_of("a", pdf("One."), "a").text == "One."
 
 
-def test_memory_that_is_not_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(data: bytes) -> Any:
-        raise MemoryError
-
-    monkeypatch.setitem(formats.READERS, "PDF", fail)
-    with pytest.raises(ValueError, match="^a takes more memory than there is to read it$"):
+def test_memory_that_is_not_there_is_a_sentence() -> None:
+    fails = {"PDF": mock.Mock(side_effect=MemoryError)}
+    with mock.patch.dict(formats.READERS, fails), pytest.raises(ValueError, match="^a takes more memory than there is"):
         read(pdf("One."))
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("MIB", "0"), ("MIB", "1.5"), ("SECONDS", "0"), ("SECONDS", "inf"), ("SECONDS", "x")]
+    ("name", "value"), [("MIB", "0"), ("MIB", "x"), ("SECONDS", "0"), ("SECONDS", "inf"), ("SECONDS", "x")]
 )
 def test_wrong_limits_are_named(name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"PYPCD_DOCUMENT_{name}", value)
     (tmp_path / "a").write_bytes(pdf("One."))
-    with pytest.raises(ValueError, match=f"PYPCD_DOCUMENT_{name} is '{value}'; allowed: "):
+    with pytest.raises(ValueError, match=f"^PYPCD_DOCUMENT_{name} is '{value}'; allowed: a number above 0, such as"):
         read_document(tmp_path / "a")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import Load, Tiny, close, reference, run_python, shape, tolerance
 
+import pypcd
 from pypcd import engine, find
 from pypcd.decode import Session
 from pypcd.decode.prompt_cache import N_LEFT, PromptCache
@@ -28,6 +30,11 @@ COUNTING: Any = SimpleNamespace(tokenize=lambda text, **_: text.split())  # a mo
 
 def asked(question: str, texts: tuple[str, ...] = TEXTS, llm: Any = COUNTING, earlier: str = "") -> Asked:
     return Asked(llm, Prompt(segments=texts, after=question).turns, False, lambda *_: {}, earlier=earlier)
+
+
+@pytest.fixture
+def llm(tiny: Tiny, load: Load) -> pypcd.Llama:
+    return load(tiny("llama"), False)
 
 
 # -- keyword search ------------------------------------------------------------------------------------------------------
@@ -54,37 +61,19 @@ def test_words_of_any_script(text: str, wanted: list[str]) -> None:
 
 def test_keyword_search_ranks_by_okapis_formula() -> None:
     """Lucene's form of it, with k1 = 1.5 and b = 0.75; "the", "a" and "were" are stop words. Each word counts, and each three letters."""
-    red, fox = ["red", " re", "red", "ed "], ["fox", " fo", "fox", "ox "]
-    bags = [
-        [*red, *fox, "runs", " ru", "run", "uns", "ns "],
-        [*red, *red, "hen", " he", "hen", "en "],
-        [
-            "seven",
-            " se",
-            "sev",
-            "eve",
-            "ven",
-            "en ",
-            "crowns",
-            " cr",
-            "cro",
-            "row",
-            "own",
-            "wns",
-            "ns ",
-            "paid",
-            " pa",
-            "pai",
-            "aid",
-            "id ",
-        ],
-        [*fox, "sleeps", " sl", "sle", "lee", "eep", "eps", "ps ", *red, "roses", " ro", "ros", "ose", "ses", "es "],
-    ]
+    red, fox = "red, re,red,ed ", "fox, fo,fox,ox "
+    texts = (
+        f"{red},{fox},runs, ru,run,uns,ns ",
+        f"{red},{red},hen, he,hen,en ",
+        "seven, se,sev,eve,ven,en ,crowns, cr,cro,row,own,wns,ns ,paid, pa,pai,aid,id ",
+        f"{fox},sleeps, sl,sle,lee,eep,eps,ps ,{red},roses, ro,ros,ose,ses,es ",
+    )
+    bags = [text.split(",") for text in texts]
     mean = sum(map(len, bags)) / 4
 
     def score(bag: list[str]) -> float:
         total = 0.0
-        for term in (*red, *fox):
+        for term in f"{red},{fox}".split(","):
             n, df = bag.count(term), sum(term in other for other in bags)
             total += math.log(1 + (4 - df + 0.5) / (df + 0.5)) * n / (n + 1.5 * (0.25 + 0.75 * len(bag) / mean))
         return total
@@ -119,29 +108,17 @@ def test_a_key_is_found_alone() -> None:
 
 def test_a_question_goes_on_from_the_one_before_it() -> None:
     assert [hit.index for hit in by_words(asked("And crowns?", earlier="A hen?")).hits] == [2, 1]
-    turns = Messages(
-        (
-            ("user", (Piece("t", "segment"), Piece("One?", "question"))),
-            ("assistant", (Piece("1"),)),
-            ("user", (Piece("Two?", "question"),)),
-        )
-    )
+    first = ("user", (Piece("t", "segment"), Piece("One?", "question")))
+    turns = Messages((first, ("assistant", (Piece("1"),)), ("user", (Piece("Two?", "question"),))))
     assert turns.earlier == "One?" and Messages(turns.turns[:1]).earlier == ""
 
 
 # -- what is chosen ------------------------------------------------------------------------------------------------------
 
 
-class Fixed:
+def fixed(order: Sequence[int], name: str = "fixed") -> find.Finder:
     """A finder that has found segments in this order."""
-
-    def __init__(self, *order: int, name: str = "fixed", note: str = "") -> None:
-        self.order, self.name, self.note = order, name, note
-
-    def __call__(self, asked: Asked) -> Ranked:
-        texts = [asked.segments[i].strip() for i in self.order]
-        hits = [Passage(i, text, 9.0 - rank, self.name) for rank, (i, text) in enumerate(zip(self.order, texts))]
-        return Ranked(hits, note=self.note)
+    return lambda asked: Ranked([Passage(i, asked.segments[i].strip(), 9.0 - k, name) for k, i in enumerate(order)])
 
 
 LETTERS = ("a a a\n\n", "b\n\n", "c c\n\n", " b \n", "d")
@@ -163,7 +140,7 @@ LETTERS = ("a a a\n\n", "b\n\n", "c c\n\n", " b \n", "d")
 def test_what_is_chosen(
     order: list[int], how: Any, wanted: list[int], note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(find.FINDERS, "fixed", Fixed(*order))
+    monkeypatch.setitem(find.FINDERS, "fixed", fixed(order))
     found = find.find(asked("?", LETTERS), finder="fixed", **how)
     assert [passage.index for passage in found.passages] == wanted and found.note == note
     for passage in found.passages:
@@ -190,15 +167,14 @@ def test_what_cannot_be_searched() -> None:
 def test_both_take_the_best_of_each_in_turn(
     by_attention: list[int], by_words: list[int], wanted: list[int], n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(find, "by_attention", Fixed(*by_attention, name="attention"))
-    monkeypatch.setattr(find, "by_words", Fixed(*by_words, name="bm25"))
+    monkeypatch.setattr(find, "by_attention", fixed(by_attention, "attention"))
+    monkeypatch.setattr(find, "by_words", fixed(by_words, "bm25"))
     found = find.FINDERS["both"](asked("?"))
     assert [hit.index for hit in found.hits] == wanted and found.n == n
     assert all(hit.finder == ("attention" if hit.index in by_attention else "bm25") for hit in found.hits)
 
 
-def test_without_heads_keyword_search_finds_and_says_so(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False)
+def test_without_heads_keyword_search_finds_and_says_so(llm: pypcd.Llama) -> None:
     found = find.find(asked("Is the fox red?", llm=llm))
     assert [passage.index for passage in found.passages] == [0, 3]
     assert found.note.startswith("found by keyword search alone: pypcd probe ")
@@ -265,24 +241,15 @@ def test_a_text_from_disk_gets_the_same_and_so_does_the_next_question(
         close(pays, found[0][2][il], 1e-4)
 
 
-def test_scores_are_what_is_paid_beyond_an_empty_question(
-    tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llm = load(tiny("llama"), False)
+def test_scores_are_what_is_paid_beyond_an_empty_question(llm: pypcd.Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     pays = {"Who?": {1: np.array([[1.0, 4.0, 2.0, 0.0]])}, attention.NULL: {1: np.array([[1.0, 1.0, 0.0, 2.0]])}}
     monkeypatch.setattr(attention, "attended", lambda asked, question, heads: pays[question])
-    known = {1: [0]}
-    monkeypatch.setattr(attention, "heads_of", lambda llm: known)
-    found = attention.by_attention(asked(" Who?", llm=llm))
-    assert [(hit.index, hit.score) for hit in found.hits] == [(1, 3.0), (2, 2.0)], (
-        "others have under a fifth of the best"
-    )
+    monkeypatch.setattr(attention, "heads_of", lambda llm: {1: [0]})
+    hits = attention.by_attention(asked(" Who?", llm=llm)).hits  # others have under a fifth of the best
+    assert [(hit.index, hit.score) for hit in hits] == [(1, 3.0), (2, 2.0)]
 
 
-def test_a_text_that_the_tokenizer_changes_is_not_guessed_at(
-    tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llm = load(tiny("llama"), False)
+def test_a_text_that_the_tokenizer_changes_is_not_guessed_at(llm: pypcd.Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pypcd.prompt.token_bytes", lambda llm, token: token_bytes(llm, token).upper())
     with pytest.raises(UnsupportedError, match="tokenizer changes the text"):
         attention.attended(asked(" Who?", llm=llm), "Who?")
@@ -292,25 +259,17 @@ def test_a_text_that_the_tokenizer_changes_is_not_guessed_at(
 
 
 def test_heads_that_were_found_here_come_before_those_that_ship(
-    tiny: Tiny, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    llm: pypcd.Llama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("XDG_CACHE_HOME", "LOCALAPPDATA", "HOME"):
         monkeypatch.setenv(name, str(tmp_path))
-    llm = load(tiny("llama"), False)
     assert heads.model_id(llm) == "llama" and heads.heads_of(llm) is None
     shipped, found = {0: [1]}, {0: [2, 3], 2: [0]}
     monkeypatch.setattr(heads, "_shipped", lambda: {"llama": json.loads(json.dumps(shipped))})
     assert heads.heads_of(llm) == shipped
     path = heads.keep_heads(llm, found)
     assert heads.heads_of(llm) == found and not caplog.records
-    for damaged in (
-        b"",
-        b"[]",
-        b"{}",
-        b'{"x": [1]}',
-        b"\xff",
-        b'{"0": 3}',
-    ):
+    for damaged in (b"", b"[]", b"{}", b'{"x": [1]}', b"\xff", b'{"0": 3}'):
         path.write_bytes(damaged)
         caplog.clear()
         assert heads.heads_of(llm) == shipped
