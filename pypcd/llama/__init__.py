@@ -17,7 +17,7 @@ import numpy as np
 from typing_extensions import Self
 
 from pypcd.engine import PCDAnswer, PCDLogits, PCDStats
-from pypcd.errors import ArgumentError, InputError, ModelError, PCDError, UnsupportedError, rename
+from pypcd.errors import InputError, ModelError, PCDError, UnsupportedError
 from pypcd.gguf import explained, resolve_model
 from pypcd.llama import arguments, lock, machine, saved_state, templates, threads
 from pypcd.settings.config import PCDConfig, PCDSetting, Profile, load
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from pypcd.ask import Answer, Documents
     from pypcd.ask import Options as AskOptions
-    from pypcd.llama import options
 
 __all__ = ["Llama"]
 
@@ -48,6 +47,11 @@ LEFT_PLAIN = (
     "PCD is off in answers under a grammar, a JSON schema or a forced tool, where a contrast spoils values; pcd= in the call "
     "itself turns it on (docs/settings.md, Structured output)"
 )
+
+
+def _with_the_type_of(other: _T) -> Callable[[Any], _T]:
+    """A decorator: a function has the type of another one."""
+    return lambda function: function
 
 
 @lock.guarded
@@ -118,12 +122,10 @@ class Llama(llama_cpp.Llama):
         verbose: bool = False,
         draft_model: LlamaDraftModel | None = None,
         progress: Callable[[int, int], object] | None = None,
-        **kwargs: Unpack[options.Opening],
+        **kwargs: Any,
     ) -> None:
         opening: dict[str, Any] = {**kwargs}
         arguments.check_keywords(opening)
-        if progress is not None and not callable(progress):
-            raise ArgumentError(f"progress is {progress!r}; allowed: a function of two numbers of tokens, or None")
         self.progress = progress
         self._lock = lock.ModelLock(self)
         # the setting
@@ -141,6 +143,9 @@ class Llama(llama_cpp.Llama):
         self._n_constrained = 0  # answers left plain under a grammar
         self._answer = PCDAnswer()
         self.model_path = path = resolve_model(model_path)
+        self.draft_model = draft_model
+        if draft_model is not None:  # llama_cpp.Llama turns this on as well, but makes room for n_batch rows alone
+            opening["logits_all"] = True
         config = self._resolve(pcd)
         self._n_seq_max = Integer(1, lib.N_SEQUENCES)("n_seq_max", n_seq_max)
         self._rpc_servers, servers = rpc_servers, parse_servers(rpc_servers)
@@ -172,10 +177,7 @@ class Llama(llama_cpp.Llama):
                 raise
             except (ValueError, RuntimeError) as error:
                 raise ModelError(f"cannot load {path}: {explained(lib.last_errors() or str(error))}") from error
-            self._restore_templates(opening)
             lib.guard_handles(self, lib.open_stock(self, self._n_seq_max) if self._engine == "stock" else None)
-            # a draft model turns it on, though `scores` has rows for n_batch tokens alone then
-            self._logits_all = bool(opening.get("logits_all"))
             # generate() writes a drafted text's next token down before eval() can say that it does not fit
             self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
             self._fingerprint = saved_state.fingerprint(path)
@@ -228,18 +230,7 @@ class Llama(llama_cpp.Llama):
 
     @metadata.setter
     def metadata(self, found: dict[str, str]) -> None:
-        # llama_cpp.Llama compiles all chat templates of a model, and ends at one that is broken
-        self._broken = {key: (found[key], error) for key, error in templates.broken(found).items()}
-        self._metadata = {key: text for key, text in found.items() if key not in self._broken}
-
-    def _restore_templates(self, opening: Mapping[str, Any]) -> None:
-        """Those that are broken, whose use is an error: llama_cpp.Llama would write a chat in another model's format."""
-        for key, (text, error) in self._broken.items():
-            self._metadata[key] = text
-            name = "chat_template.default" if key == templates.KEY else key.partition(".")[2]
-            self._chat_handlers[name] = templates.refusing(error)
-            if key == templates.KEY and not opening.get("chat_format") and not opening.get("chat_handler"):
-                self.chat_format = name
+        self._metadata = templates.readable(found)
 
     # -- the setting -----------------------------------------------------------------------------------------------
 
@@ -266,19 +257,20 @@ class Llama(llama_cpp.Llama):
         setting = load(setting)
         if isinstance(setting, Profile) and (text := setting.remark(self.model_path)):
             lib.logger.warning("%s", text)
-        return PCDConfig.resolve(setting, self._pcd)
+        config = PCDConfig.resolve(setting, self._pcd)
+        if config is not None and self.draft_model is not None:
+            raise UnsupportedError(
+                f"PCD ({config.describe()}) cannot run here: there is a draft model, whose tokens are not contrasted; set "
+                "draft_model to None, or leave PCD off"
+            )
+        return config
 
-    def _warn_beyond_training(self, kwargs: Mapping[str, Any]) -> None:
-        """A text as long as the context may be longer than any that the model was trained on; several share it otherwise."""
+    def _warn_beyond_training(self, opening: Mapping[str, Any]) -> None:
         trained = lib.n_ctx_train(self)
-        is_stretched = any(kwargs.get(name) for name in ("rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"))
-        is_stretched |= kwargs.get("rope_scaling_type", -1) != -1
-        if (
-            self._n_seq_max == 1
-            and 0 < trained < self.n_ctx()
-            and self.n_ctx() > -(-trained // 256) * 256
-            and not is_stretched
-        ):
+        is_stretched = any(opening.get(name) for name in ("rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"))
+        is_stretched |= opening.get("rope_scaling_type", -1) != -1
+        most = -(-trained // 256) * 256 * self._n_seq_max  # several texts share a context
+        if 0 < most < self.n_ctx() and not is_stretched:
             lib.logger.warning(
                 "the context has %d tokens, but the model was trained for %d: answers to longer texts may be nonsense",
                 self.n_ctx(),
@@ -300,26 +292,13 @@ class Llama(llama_cpp.Llama):
             UnsupportedError: they cannot; the message says why and what works.
             ValueError, TypeError, FileNotFoundError: it is not a setting.
         """
-        config = PCDConfig.resolve(setting, self._pcd)
-        self._check_drafts(config)
+        config = self._resolve(setting)
         refusal = lib.pcd_refusal(self, config)
         if config is not None and refusal is not None:
             raise UnsupportedError(f"PCD ({config.describe()}) cannot run here: {refusal}")
 
-    def _check_drafts(self, config: PCDConfig | None) -> None:
-        """
-        Raises:
-            UnsupportedError: PCD is on, and there is a draft model.
-        """
-        if config is not None and self.draft_model is not None:
-            raise UnsupportedError(
-                f"PCD ({config.describe()}) cannot run here: there is a draft model, whose tokens are not contrasted; set "
-                "draft_model to None, or leave PCD off"
-            )
-
     def _apply(self, config: PCDConfig | None, combine: bool = True) -> None:
         """Put a setting in force; combine=False leaves the contrast to a sampler."""
-        self._check_drafts(config)
         self._read_back()
         if config == self._pcd and combine == self._combines:
             return
@@ -380,9 +359,7 @@ class Llama(llama_cpp.Llama):
         if setting is None:
             lib.pcd(self).unset_sequence(seq_id)
         else:
-            config = self._resolve(setting)
-            self._check_drafts(config)
-            lib.pcd(self).set_sequence(seq_id, config)
+            lib.pcd(self).set_sequence(seq_id, self._resolve(setting))
         self._requires_eval = True  # the present logits were made under the old setting
 
     # -- generation ------------------------------------------------------------------------------------------------
@@ -394,7 +371,7 @@ class Llama(llama_cpp.Llama):
         *,
         stream: Literal[False] = False,
         pcd: PCDSetting = None,
-        **kwargs: Unpack[options.Completion],
+        **kwargs: Any,
     ) -> CreateCompletionResponse: ...
     @overload
     def create_completion(
@@ -403,11 +380,11 @@ class Llama(llama_cpp.Llama):
         *,
         stream: Literal[True],
         pcd: PCDSetting = None,
-        **kwargs: Unpack[options.Completion],
+        **kwargs: Any,
     ) -> Iterator[CreateCompletionResponse]: ...
     @overload
     def create_completion(
-        self, prompt: str | list[int], *, stream: bool, pcd: PCDSetting = None, **kwargs: Unpack[options.Completion]
+        self, prompt: str | list[int], *, stream: bool, pcd: PCDSetting = None, **kwargs: Any
     ) -> CreateCompletionResponse | Iterator[CreateCompletionResponse]: ...
     def create_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
         """llama_cpp.Llama.create_completion, with a PCD setting of its own if one is given; calling the object does the same.
@@ -417,31 +394,10 @@ class Llama(llama_cpp.Llama):
         """
         return self._call(pcd, super().create_completion, *args, **kwargs)
 
-    @overload  # type: ignore[override]
-    def __call__(
-        self,
-        prompt: str | list[int],
-        *,
-        stream: Literal[False] = False,
-        pcd: PCDSetting = None,
-        **kwargs: Unpack[options.Completion],
-    ) -> CreateCompletionResponse: ...
-    @overload
-    def __call__(
-        self,
-        prompt: str | list[int],
-        *,
-        stream: Literal[True],
-        pcd: PCDSetting = None,
-        **kwargs: Unpack[options.Completion],
-    ) -> Iterator[CreateCompletionResponse]: ...
-    @overload
-    def __call__(
-        self, prompt: str | list[int], *, stream: bool, pcd: PCDSetting = None, **kwargs: Unpack[options.Completion]
-    ) -> CreateCompletionResponse | Iterator[CreateCompletionResponse]: ...
-    def __call__(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
+    @_with_the_type_of(create_completion)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """create_completion()."""
-        return self.create_completion(*args, pcd=pcd, **kwargs)
+        return self.create_completion(*args, **kwargs)
 
     @overload  # type: ignore[override]
     def create_chat_completion(
@@ -450,7 +406,7 @@ class Llama(llama_cpp.Llama):
         *,
         stream: Literal[False] = False,
         pcd: PCDSetting = None,
-        **kwargs: Unpack[options.Chat],
+        **kwargs: Any,
     ) -> CreateChatCompletionResponse: ...
     @overload
     def create_chat_completion(
@@ -459,7 +415,7 @@ class Llama(llama_cpp.Llama):
         *,
         stream: Literal[True],
         pcd: PCDSetting = None,
-        **kwargs: Unpack[options.Chat],
+        **kwargs: Any,
     ) -> Iterator[CreateChatCompletionStreamResponse]: ...
     @overload
     def create_chat_completion(
@@ -468,7 +424,7 @@ class Llama(llama_cpp.Llama):
         *,
         stream: bool,
         pcd: PCDSetting = None,
-        **kwargs: Unpack[options.Chat],
+        **kwargs: Any,
     ) -> CreateChatCompletionResponse | Iterator[CreateChatCompletionStreamResponse]: ...
     def create_chat_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
         """llama_cpp.Llama.create_chat_completion, with a PCD setting of its own if one is given."""
@@ -503,7 +459,7 @@ class Llama(llama_cpp.Llama):
                 iterator.close()
 
     def generate(  # type: ignore[override]
-        self, tokens: Sequence[int], *args: Any, pcd: PCDSetting = None, **kwargs: Unpack[options.Generation]
+        self, tokens: Sequence[int], *args: Any, pcd: PCDSetting = None, **kwargs: Any
     ) -> Generator[int, Sequence[int] | None, None]:
         """llama_cpp.Llama.generate, with a PCD setting of its own if one is given.
 
@@ -514,7 +470,6 @@ class Llama(llama_cpp.Llama):
             raise PCDError(
                 "a pcd_sampler does the contrast in its own chain; assign llm.pcd again to generate with PCD"
             )
-        self._check_drafts(self._pcd)  # it may have been assigned meanwhile
         is_asked = pcd is not None or self._call_has_pcd or self._pcd is None
         generate = super().generate
         # a JSON schema and a forced tool are a grammar by now; a constraint that is a logits processor looks like any other processor
@@ -567,10 +522,7 @@ class Llama(llama_cpp.Llama):
                     super().eval(tokens[at : min(at + self.n_batch, n_head)])
                 if self.progress is not None and len(tokens) > self.n_batch:
                     self.progress(min(at + self.n_batch, n_head), len(tokens))
-            if self.draft_model is None or is_prompt or n_head or self._logits_all:
-                super().eval(tokens[n_head:])
-            else:
-                self._eval_with_all_rows(tokens)
+            super().eval(tokens[n_head:])
             if self.progress is not None and len(tokens) > self.n_batch:
                 self.progress(len(tokens), len(tokens))
         except PCDError:
@@ -578,15 +530,6 @@ class Llama(llama_cpp.Llama):
         except RuntimeError as error:  # "llama_decode returned -1"; the cause went to the log
             raise PCDError(f"{error}: {lib.reason()}") from error
         self._is_restored = self._is_restored and not tokens
-
-    def _eval_with_all_rows(self, tokens: list[int]) -> None:
-        """llama_cpp.Llama.eval with a row for each drafted token, as with logits_all, but without a copy in `scores`."""
-        lib.rewind(self, self.n_tokens)
-        self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=True)
-        self._ctx.decode(self._batch)
-        self.input_ids[self.n_tokens : self.n_tokens + len(tokens)] = tokens
-        self.n_tokens += len(tokens)
-        self._requires_eval = False
 
     def ask(self, documents: Documents = (), question: str = "", **how: Unpack[AskOptions]) -> Answer:
         """Answer a question about documents: pypcd.ask.ask(), which says what the arguments are. pypcd.ask.stream() gives the answer piece
@@ -683,7 +626,7 @@ class Llama(llama_cpp.Llama):
 
     # -- sampling --------------------------------------------------------------------------------------------------
 
-    def sample(self, *args: Any, **kwargs: Unpack[options.Sample]) -> int:  # type: ignore[override]
+    def sample(self, *args: Any, **kwargs: Any) -> int:  # type: ignore[override]
         """llama_cpp.Llama.sample. After load_state() the last token is evaluated again, since a state has no logits.
 
         Raises:
@@ -808,6 +751,3 @@ class Llama(llama_cpp.Llama):
             "use_extra_bufts": self._use_extra_bufts,
             "rpc_servers": self._rpc_servers,
         }
-
-
-rename(Llama, {"pcd_for": "set_sequence_pcd", "pcd_refusal": "check_pcd, which raises UnsupportedError"})

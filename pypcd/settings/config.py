@@ -19,21 +19,17 @@ import os
 import pathlib
 import textwrap
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pypcd import files
-from pypcd.errors import ArgumentError, InputError, did_you_mean, rename
-from pypcd.settings.fields import FIELDS, OFFSET, RANGES, Fields, PCDFields
+from pypcd.errors import ArgumentError, InputError, did_you_mean
+from pypcd.settings.fields import FIELDS, OFFSET, RANGES, Fields
 from pypcd.settings.ranges import Integer, check, literal
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = [
     "PRESETS",
     "RECOMMENDED",
     "PCDConfig",
-    "PCDFields",
     "PCDSetting",
     "Preset",
     "Profile",
@@ -183,7 +179,7 @@ class PCDConfig(Fields):
         raise InputError(_not_a_setting(text.strip(), name))
 
     @classmethod
-    def _changed(cls, base: PCDConfig | None, fields: PCDFields) -> PCDConfig | None:
+    def _changed(cls, base: PCDConfig | None, fields: Mapping[str, Any]) -> PCDConfig | None:
         if base is None and not fields:
             return None
         made = (base or cls()).replace(**fields)
@@ -201,7 +197,7 @@ class PCDConfig(Fields):
         except InputError as error:
             raise InputError(f"{profile.path}: {error}") from error
 
-    def replace(self, /, **changes: Unpack[PCDFields]) -> PCDConfig:
+    def replace(self, /, **changes: Any) -> PCDConfig:
         """A copy with some fields changed.
 
         Raises:
@@ -241,8 +237,6 @@ def _arguments() -> str:
 
 if PCDConfig.__doc__:  # python -OO has none
     PCDConfig.__doc__ = inspect.cleandoc(PCDConfig.__doc__).replace("Raises:", f"{_arguments()}\n\nRaises:")
-rename(PCDConfig, {name: f"preset({name!r})" for name in ("paper", "cautious", "blog")})
-rename(PCDConfig, {"windowed": "preset('window')", "gentle": "preset('unsure')", "from_profile": "resolve(path)"})
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -380,5 +374,5 @@ def is_profile(text: str) -> bool:
     return text.strip().endswith(".json")
 
 
-PCDSetting = None | bool | str | PCDFields | PCDConfig | Profile
+PCDSetting = None | bool | str | Mapping[str, Any] | PCDConfig | Profile
 """What `pcd=` takes: off, on, a text, a mapping of fields, a whole setting, or a profile that was read."""

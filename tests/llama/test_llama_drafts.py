@@ -39,6 +39,7 @@ def test_with_pcd_off_it_is_llama_cpps(arch: str, tiny: Tiny, load: Load) -> Non
 
 
 WAYS: dict[str, Callable[[pypcd.Llama], Any]] = {
+    "at opening": lambda llm: pypcd.Llama(llm.model_path, pcd="window", draft_model=llm.draft_model).close(),
     "assigned": lambda llm: setattr(llm, "pcd", "window"),
     "for a call": lambda llm: llm("a", pcd="window"),
     "for a stream": lambda llm: next(llm.generate(PROMPT, pcd="window")),
@@ -59,14 +60,3 @@ def test_pcd_is_refused_and_stays_off(way: str, tiny: Tiny, load: Load) -> None:
     assert written(llm) == wanted
     llm.draft_model = None
     WAYS[way](llm)
-
-
-def test_so_it_is_at_opening_and_if_the_draft_model_comes_later(tiny: Tiny, load: Load) -> None:
-    with pytest.raises(pypcd.UnsupportedError, match="there is a draft model"):
-        load(tiny(), "window", draft_model=LlamaPromptLookupDecoding(4))
-    llm = load(tiny(), "window")
-    llm.draft_model = LlamaPromptLookupDecoding(4)
-    with pytest.raises(pypcd.UnsupportedError, match="there is a draft model"):
-        written(llm)
-    llm.pcd = False
-    assert len(written(llm)) == 40

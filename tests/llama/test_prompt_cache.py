@@ -361,5 +361,3 @@ def test_progress_counts_the_tokens_of_a_long_prompt(tiny: Tiny, load: Load) -> 
     llm.reset()
     llm.eval(TEXT[:250])
     np.testing.assert_allclose(engine.row(llm), stopped, rtol=1e-4, atol=1e-4)
-    with pytest.raises(TypeError, match="progress is 'yes'; allowed: a function"):
-        load(tiny(), False, progress="yes")

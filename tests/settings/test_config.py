@@ -19,7 +19,7 @@ from pypcd import PCDConfig
 from pypcd.engine import _bindings as _native
 from pypcd.engine._native import native_params
 from pypcd.settings import fields
-from pypcd.settings.fields import FIELDS, Fields, PCDFields
+from pypcd.settings.fields import FIELDS, Fields
 from pypcd.settings.ranges import Choice, Integer, Number, OrNone
 
 configs = st.builds(
@@ -63,12 +63,6 @@ def test_every_field_reaches_the_library(c: PCDConfig) -> None:
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
-
-
-def test_type_checkers_are_told_the_same_fields_twice() -> None:
-    """The one thing that a field of the table needs beside it: a line in PCDFields."""
-    told = {name: getattr(kind, "__forward_arg__", kind) for name, kind in PCDFields.__annotations__.items()}
-    assert told == Fields.__annotations__ and list(told) == list(FIELDS)
 
 
 @pytest.mark.parametrize("field", FIELDS.values(), ids=FIELDS)

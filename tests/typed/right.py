@@ -34,9 +34,7 @@ for setting in (None, False, True, "on", unsure, milder):
     llm.pcd = setting
 llm.pcd = {"beta": 0.5}
 assert_type(llm.pcd, "pypcd.PCDConfig | None")
-fields: pypcd.PCDFields = {"alpha": 0, "gamma": 10, "adaptive": "jsd", "type_k_over": None}
-llm.set_sequence_pcd(1, fields)
-pypcd.PCDConfig(**fields)
+llm.set_sequence_pcd(1, {"gamma": 10, "adaptive": "jsd", "type_k_over": None})
 
 
 def ask(question: str, pcd: pypcd.PCDSetting = None) -> str:
