@@ -183,7 +183,7 @@ class Llama(llama_cpp.Llama):
             self._fingerprint = saved_state.fingerprint(path)
             # what tells these files from others, also before they were changed: 16 hexadecimal digits
             self.weights_id = saved_state.weights_id(path)
-            self.lora_id = saved_state.content_id(self.lora_path) if self.lora_path else ""
+            self.lora_id = saved_state.weights_id(self.lora_path) if self.lora_path else ""
             self._keeps_state = lib.is_recurrent(self)
             self._apply(config)
             self._warn_beyond_training(opening)

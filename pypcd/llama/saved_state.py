@@ -18,7 +18,7 @@ from pypcd import engine
 from pypcd.errors import ArgumentError, InputError, PCDError
 from pypcd.gguf import parts
 
-__all__ = ["content_id", "evaluate_last", "fingerprint", "fitted", "weights_id"]
+__all__ = ["evaluate_last", "fingerprint", "fitted", "weights_id"]
 
 _PARTS, _PART = 64, 65536  # of a file, and the bytes of each
 
@@ -36,19 +36,10 @@ def fingerprint(model_path: str | os.PathLike[str]) -> str:
 
 
 def weights_id(model_path: str | os.PathLike[str]) -> str:
-    """As fingerprint(), of all files of a model that is split, and of when they were changed: for what can be made again."""
+    """As fingerprint(), of all files of a model or a LoRA, and of when they were changed: for what can be made again."""
     found = hashlib.blake2b(digest_size=8)
     for part in parts(model_path):
         found.update(f"{fingerprint(part)} {os.stat(part).st_mtime_ns} ".encode())
-    return found.hexdigest()
-
-
-def content_id(path: str | os.PathLike[str]) -> str:
-    """What tells a file from any other, 16 hexadecimal digits of all its bytes."""
-    with open(path, "rb") as file:
-        found = hashlib.blake2b(digest_size=8)
-        while data := file.read(1 << 20):
-            found.update(data)
     return found.hexdigest()
 
 

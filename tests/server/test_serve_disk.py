@@ -229,8 +229,7 @@ def test_the_limit_holds(model: str, prompts: PromptCache, monkeypatch: pytest.M
         answer_of(server)
         assert within(lambda: bool(prompts.entries()))
         (entry,) = prompts.entries()
-        left.mkdir()
-        (left / "part").write_text("of a process that was killed")
+        left.write_text("of a process that was killed")
         os.utime(left, (1, 1))
         os.utime(entry.path, (2**33, 2**33))  # by a clock that goes wrong: what is written now is not the oldest
         monkeypatch.setenv("PYPCD_CACHE_GIB", str(1.5 * entry.n_bytes / 2**30))
