@@ -38,14 +38,11 @@ class KVTypes:
 
     def refusal(self, llm: Llama) -> str | None:
         """Why a context is not of these types, in a sentence; None if it is."""
-        k, v = llm.context_params.type_k, llm.context_params.type_v
-        if (k, v) == (CACHE_TYPES[self.k], CACHE_TYPES[self.v]):
+        params = llm.context_params
+        if (params.type_k, params.type_v) == (CACHE_TYPES[self.k], CACHE_TYPES[self.v]):
             return None
         wanted = ", ".join(f"{name}={value}" for name, value in self.options.items())
-        names = {number: name for name, number in CACHE_TYPES.items()}
-        return (
-            f"its context has keys of {names.get(k, k)} and values of {names.get(v, v)}; open the model with {wanted}"
-        )
+        return f"its context has keys or values of other types; open the model with {wanted}"
 
 
 def parse(words: Sequence[str]) -> KVTypes:

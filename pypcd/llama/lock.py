@@ -1,6 +1,6 @@
 """Who uses a pypcd.Llama: one thread at a time, and one text at a time.
 
-    @guards.guarded                # all public methods but UNLOCKED: alone in the model, or PCDError
+    @lock.guarded                # all public methods but UNLOCKED: alone in the model, or PCDError
     class Llama(llama_cpp.Llama): ...
 
 llama.cpp has no lock: two threads in one context end the process or mix their texts. Each model has a ModelLock, which a

@@ -524,7 +524,7 @@ def test_a_name_may_have_a_part_of_each_kind() -> None:
         ("pcd:off", "write greedy"),
         ("pcd:betta=1", "did you mean 'beta'"),
         ("beam:n=x", "n is 'x'"),
-        ("greedy:3", "takes no values"),
+        ("greedy:3", "Greedy has no value '3'"),
         ("cad:-1", "alpha is -1"),
         ("segr-vote:2", "n is 2"),
         ("control:gamma=0", "gamma is 0"),
