@@ -432,8 +432,6 @@ class Llama(llama_cpp.Llama):
 
     def _call(self, setting: PCDSetting, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """function(*args, **kwargs) under a setting, which also applies while a returned stream is read."""
-        if len(args) > 1:  # by their names, so that they are checked too
-            args, kwargs = (), dict(inspect.signature(function).bind(*args, **kwargs).arguments)
         if "response_format" in kwargs:
             kwargs["response_format"] = arguments.response_format(kwargs["response_format"])
         if setting is None:
@@ -445,18 +443,7 @@ class Llama(llama_cpp.Llama):
 
     def _steps(self, config: PCDConfig | None, iterator: Iterator[_T]) -> Generator[_T, Any, None]:
         """The same iterator, with every step run under a setting, and nothing between the steps."""
-        sent = None
-        try:
-            while True:
-                with self._lock, self._pcd_set_to(config):
-                    try:
-                        item = iterator.send(sent) if isinstance(iterator, Generator) else next(iterator)
-                    except StopIteration:
-                        return
-                sent = yield item
-        finally:
-            if isinstance(iterator, Generator):
-                iterator.close()
+        return lock.steps(self._lock, iterator, lambda: self._pcd_set_to(config))
 
     def generate(  # type: ignore[override]
         self, tokens: Sequence[int], *args: Any, pcd: PCDSetting = None, **kwargs: Any
@@ -673,8 +660,8 @@ class Llama(llama_cpp.Llama):
             self._is_prompt, self._answer = True, PCDAnswer()
             if self._pcd is not None and self._pcd.min_first_entropy:
                 self._requires_eval = True  # a cached prompt's logits may be those of an answer that began before
-            text = lock.StreamGuard(self, tokens)
-        yield from text.steps()
+            guard = lock.StreamGuard(self)
+        yield from lock.steps(self._lock, tokens, guard.step)
 
     def _note(self, token: int, at: int) -> None:
         """Count a token of the answer, sampled from row `at`, in last_answer."""
