@@ -37,10 +37,6 @@ def unknown_keywords(kwargs: dict[str, Any]) -> list[str]:
 
 
 def check_keywords(kwargs: dict[str, Any]) -> None:
-    """
-    Raises:
-        TypeError: Llama does not have one of them.
-    """
     for name in unknown_keywords(kwargs):
         raise ArgumentError(f"Llama has no argument {name!r}{did_you_mean(name, [*_KEYWORDS, *_OURS])}")
 
@@ -88,11 +84,7 @@ def check_opening(path: str, kwargs: Mapping[str, Any], n_seq_max: int) -> None:
 
 
 def response_format(given: Any) -> Any:
-    """A response_format in the form that llama_cpp reads: OpenAI's own form of a JSON schema it would pass over without a word.
-
-    Raises:
-        ValueError: there is no schema in it.
-    """
+    """A response_format in the form that llama_cpp reads: OpenAI's own form of a JSON schema it would pass over without a word."""
     if not isinstance(given, Mapping) or given.get("type") != "json_schema":
         return given
     inner = given.get("json_schema")
