@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pypcd.decode.cache import KVTypes
-from pypcd.decode.rows import Constrained, Plain, RowSource
+from pypcd.decode.rows import Plain, RowSource
 from pypcd.decode.search import Greedy, Look, Search
 from pypcd.decode.session import Logits, Session
 from pypcd.engine import PCDAnswer, is_recurrent, pcd, token_bytes
@@ -146,7 +146,6 @@ class Method:
         stop: str | Sequence[str] = (),
         chat: bool = False,
         look: Look = lambda token, row: None,
-        grammar: str = "",
     ) -> Writing:
         """Answer a prompt, piece by piece.
 
@@ -159,11 +158,10 @@ class Method:
                 before the answer does not count.
             chat: use the model's chat template.
             look: called with each chosen token and the row it was chosen from, float32[n_vocab]; not by beam search.
-            grammar: which answers are possible, in llama.cpp's GBNF; "": all are. It masks the rows, after any contrast.
 
         Raises:
-            UnsupportedError: this model cannot run this method, or a grammar is given to one that writes several answers.
-            ValueError: the prompt is empty or does not fit, max_tokens is less than 0, or llama.cpp cannot read the grammar.
+            UnsupportedError: this model cannot run this method.
+            ValueError: the prompt is empty or does not fit, or max_tokens is less than 0.
         """
         Integer(0)("max_tokens", max_tokens)
         session = model if isinstance(model, Session) else Session(model)
@@ -178,10 +176,8 @@ class Method:
             session.refusals[self, chat] = self.refusal(session.llm, chat=chat)
         if refusal := session.refusals[self, chat]:
             raise UnsupportedError(f"{self.name} cannot run on this model: {refusal}")
-        if grammar and self.search.n_sequences > 1:
-            raise UnsupportedError(f"{self.name} cannot run under a grammar, which follows one answer at a time")
         stops = tuple(filter(None, (stop,) if isinstance(stop, str) else stop))
-        return Writing(self, session, prompt, max_tokens, stops, chat, look, grammar)
+        return Writing(self, session, prompt, max_tokens, stops, chat, look)
 
 
 @dataclasses.dataclass(eq=False)
@@ -195,7 +191,6 @@ class Writing:
     stop: tuple[str, ...]
     chat: bool
     look: Look
-    grammar: str
 
     def __post_init__(self) -> None:
         rows = self.method.rows
@@ -270,7 +265,6 @@ class Writing:
         session.n_text = self._laid.n_text
         room = session.llm.n_ctx() - len(self._laid.tokens)
         rows = method.rows.open(session, prompt, self._laid.tokens, chat=self.chat)
-        rows = Constrained(rows, self.grammar) if self.grammar else rows
         return method.search.run(rows, min(self.max_tokens or room, room), session.is_end, self._watch, self._is_over)
 
     def _edited(self) -> Any:

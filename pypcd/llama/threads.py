@@ -20,6 +20,7 @@ from pypcd.llama import machine
 __all__ = ["Threads", "best_threads", "choose", "width_of"]
 
 _GAIN = 1.2  # another number than the usual one has to be this many times as fast
+_FAR = 10  # times as long, beyond which a figure says no more: threads wait for a core that another program has
 _SECONDS = 60.0  # that a measurement counts
 _TOKENS = 8  # of a prompt, for its measurement
 _EACH = 0.008  # seconds, for each number of threads
@@ -109,4 +110,9 @@ def _choose(times: Mapping[int, float], usual: int) -> tuple[int, str]:
     ratio = times[usual] / times[fastest]
     if ratio <= _GAIN:
         return usual, f"measured: no other number is {_GAIN - 1:.0%} faster"
-    return fastest, f"measured: with {usual} a step would take {ratio:.1f} times as long now"
+    if ratio < _FAR:
+        return fastest, f"measured: with {usual} a step would take {ratio:.1f} times as long now"
+    return (
+        fastest,
+        f"measured: {usual} would take more than {_FAR} times as long; they wait for each other, and the cores are busy",
+    )
