@@ -528,6 +528,7 @@ def test_a_name_may_have_a_part_of_each_kind() -> None:
         ("cad:-1", "alpha is -1"),
         ("segr-vote:2", "n is 2"),
         ("control:gamma=0", "gamma is 0"),
+        ("control:n_steps=0", "n_steps is 0"),
         ("beam:2:n=3", "n is given twice"),
         ("pcd:tuned.json", "write its values"),
         ("self-extend:4:width=6", "allowed"),
