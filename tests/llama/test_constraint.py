@@ -59,7 +59,6 @@ JSON = {**ALL, "response_format": {"type": "json_object", "schema": SCHEMA}}
 OPENAIS = {**ALL, "response_format": {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}}
 FORCED = {**ALL, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "find"}}}
 WAYS: dict[str, Callable[..., str]] = {
-    "call": lambda llm, **kw: said(llm(PROMPT, grammar=grammar(), **ALL, **kw)),
     "completion": lambda llm, **kw: said(llm.create_completion(PROMPT, grammar=grammar(), **ALL, **kw)),
     "stream": lambda llm, **kw: said(llm(PROMPT, grammar=grammar(), stream=True, **ALL, **kw)),
     "generate": lambda llm, **kw: drawn(llm, temp=0.0, grammar=grammar(), **kw),

@@ -23,7 +23,6 @@ from tiny_gguf import CHAT_TEMPLATE
 import pypcd
 from pypcd import UnsupportedError
 from pypcd.decode import Session
-from pypcd.settings import formula
 from pypcd.settings.config import PRESETS
 
 T = TOKENS
@@ -181,14 +180,6 @@ def test_the_setting_is_restored_when_a_call_fails_or_a_stream_is_abandoned(tiny
     llm.pcd = {"gamma": 7}
     stream.close()
     assert llm.pcd == before.replace(gamma=7), "what was assigned meanwhile stays"
-
-
-def test_rows_are_those_of_the_setting_they_were_evaluated_with(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False)
-    llm(PROMPT, max_tokens=3, temperature=0, pcd="paper:beta=1.0:gamma=5")
-    rows = llm.pcd_logits()
-    wanted = formula.contrast(rows.standard, rows.local, beta=1.0, gamma=5)
-    np.testing.assert_allclose(rows.contrasted, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_repeated_prompt_reuses_its_prefix_and_gives_the_same_tokens(tiny: Tiny, load: Load) -> None:

@@ -111,24 +111,9 @@ def test_llama_cpp_pythons_own_tests_pass(llama: bool, pcd: Any, upstream: Path,
         models["mamba"] = str(tiny("mamba", n_vocab=1000))
     case = {"class": llama, "pcd": pcd, "models": models}
     path = os.pathsep.join([str(tmp_path), str(Path(pypcd.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "pypcd_upstream", "-p", "no:cacheprovider", "-c", os.devnull]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "pypcd_upstream",
-            "-p",
-            "no:cacheprovider",
-            "-c",
-            os.devnull,
-            "--rootdir",
-            str(tmp_path),
-            "--junitxml",
-            str(tmp_path / "report.xml"),
-            "tests",
-        ],
+        [*command, "--rootdir", str(tmp_path), "--junitxml", str(tmp_path / "report.xml"), "tests"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": path, "PYPCD_UPSTREAM_CASE": json.dumps(case), "PYTHONDONTWRITEBYTECODE": "1"},
         text=True,
