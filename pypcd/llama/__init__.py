@@ -614,19 +614,17 @@ class Llama(llama_cpp.Llama):
     # -- sampling --------------------------------------------------------------------------------------------------
 
     def sample(self, *args: Any, **kwargs: Any) -> int:  # type: ignore[override]
-        """llama_cpp.Llama.sample. After load_state() the last token is evaluated again, since a state has no logits.
+        """llama_cpp.Llama.sample.
 
         Raises:
             PCDError: there are no logits to sample from.
         """
-        if self._is_restored and self.n_tokens:
-            saved_state.evaluate_last(self)
         idx = kwargs.get("idx")
         at = -1 if idx is None else idx - self.n_tokens
-        if not (self.n_tokens and lib.has_row(self, at)):
+        if self._is_restored or not (self.n_tokens and lib.has_row(self, at)):
             raise PCDError(
-                f"there are no logits to sample from ({self.n_tokens} tokens, idx={idx}): evaluate tokens first; of those, only the "
-                "last one has some, unless logits_all=True"
+                f"there are no logits to sample from ({self.n_tokens} tokens, idx={idx}): evaluate tokens first, also after "
+                "load_state(); of those, only the last one has some, unless logits_all=True"
             )
         before, sampler, processors = self._lock.in_callback, self._sampler, self._processors
         self._lock.in_callback = "sample"

@@ -14,11 +14,10 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from pypcd import engine
-from pypcd.errors import ArgumentError, InputError, PCDError
+from pypcd.errors import ArgumentError, InputError
 from pypcd.gguf import parts
 
-__all__ = ["evaluate_last", "fingerprint", "fitted", "weights_id"]
+__all__ = ["fingerprint", "fitted", "weights_id"]
 
 _PARTS, _PART = 64, 65536  # of a file, and the bytes of each
 
@@ -71,18 +70,3 @@ def fitted(
     kept = min(len(rows), len(state.scores))
     rows[:kept] = state.scores[:kept]
     return llama_cpp.LlamaState(ids, rows, n, state.llama_state, state.llama_state_size, state.seed)
-
-
-def evaluate_last(llm: Any) -> None:
-    """Evaluate the last token again, since a state has no logits.
-
-    Raises:
-        PCDError: the model cannot go back by a token.
-    """
-    if engine.is_recurrent(llm):
-        raise PCDError(
-            "a restored state has no logits, and recurrent layers cannot go back by a token; evaluate another token "
-            "first, or the text again"
-        )
-    llm.n_tokens -= 1
-    llm.eval([int(llm.input_ids[llm.n_tokens])])
