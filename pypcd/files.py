@@ -16,20 +16,12 @@ __all__ = ["cache", "json_text", "parsed", "state", "write"]
 
 
 def cache() -> pathlib.Path:
-    """Of what can be made again.
-
-    Raises:
-        OSError: the user has no home.
-    """
+    """Of what can be made again."""
     return _folder("XDG_CACHE_HOME", "Library/Caches" if sys.platform == "darwin" else ".cache")
 
 
 def state() -> pathlib.Path:
-    """Of what is kept from one start to the next.
-
-    Raises:
-        OSError: the user has no home.
-    """
+    """Of what is kept from one start to the next."""
     return _folder("XDG_STATE_HOME", ".local/state")
 
 

@@ -18,11 +18,7 @@ __all__ = ["KVTypes", "parse"]
 
 @dataclasses.dataclass(frozen=True)
 class KVTypes:
-    """The types that a context keeps keys and values in, by ggml's names; llama.cpp's own are f16.
-
-    Raises:
-        ValueError: there is no such type.
-    """
+    """The types that a context keeps keys and values in, by ggml's names; llama.cpp's own are f16."""
 
     k: str = "f16"
     v: str = "f16"
@@ -46,11 +42,7 @@ class KVTypes:
 
 
 def parse(words: Sequence[str]) -> KVTypes:
-    """From the words behind the name: kv:q8_0, kv:q8_0:q4_0.
-
-    Raises:
-        ValueError: there are none, or more than two.
-    """
+    """From the words behind the name: kv:q8_0, kv:q8_0:q4_0."""
     if not 1 <= len(words) <= 2:
         raise InputError(
             f"kv has {len(words)} values; allowed: the type of the keys and, if not f16, that of the values"

@@ -79,9 +79,6 @@ class PromptCache:
     Args:
         folder: by default pypcd/prompts in the user's folder for caches; a user without one gets a warning and a limit of 0.
         limit: bytes that they may take together; 0: nothing is kept or read back. By default PYPCD_CACHE_GIB, or 4 GiB.
-
-    Raises:
-        ValueError: PYPCD_CACHE_GIB is no number.
     """
 
     def __init__(self, folder: pathlib.Path | None = None, limit: int | None = None) -> None:
@@ -282,11 +279,7 @@ def _sum(tokens: Sequence[int]) -> str:
 
 
 def _seal(path: pathlib.Path, n_bytes: int, about: dict[str, Any]) -> None:
-    """Write what stands behind the state.
-
-    Raises:
-        OSError: the disk is full.
-    """
+    """Write what stands behind the state."""
     text = files.json_text(about)
     with open(path, "r+b") as file:
         if file.seek(0, os.SEEK_END) != n_bytes:  # llama.cpp does not see whether its last bytes were written

@@ -96,9 +96,6 @@ class Sampling(Search):
             answered.
         min_p: 0 to 1.
         repeat_penalty: what the logits of the answer's last 64 tokens are divided by if positive, else multiplied; 1: nothing.
-
-    Raises:
-        ValueError: a value is out of range.
     """
 
     temperature: float = 0.8

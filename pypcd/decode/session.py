@@ -126,10 +126,6 @@ class Session:
 
         Args:
             n_text: as the attribute.
-
-        Raises:
-            ValueError: it does not fit in the context.
-            PCDError: llama_decode failed.
         """
         self.plainly()
         tokens, n = list(tokens), min(max(n_text - N_LEFT, 0), len(tokens))
@@ -163,10 +159,6 @@ class Session:
 
         Returns:
             layer -> float32[n_heads, len(past) + len(tokens)]
-
-        Raises:
-            UnsupportedError: the attention cannot be read.
-            PCDError: llama_decode failed.
         """
         self.hold(past, n_text)
         return engine.attention(self.llm, past, tokens, [1 / len(tokens)] * len(tokens), heads)

@@ -52,11 +52,7 @@ _OPENING: dict[str, Any] = {
 
 
 def check_opening(path: str, kwargs: Mapping[str, Any], n_seq_max: int) -> None:
-    """The keywords of llama_cpp.Llama(path, ...). llama.cpp wants room for a row of each sequence in a batch.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+    """The keywords of llama_cpp.Llama(path, ...). llama.cpp wants room for a row of each sequence in a batch."""
     for name, check in _OPENING.items():
         if name in kwargs:
             check(name, kwargs[name])

@@ -122,11 +122,7 @@ class PCDConfig(Fields):
 
     @classmethod
     def preset(cls, name: str) -> PCDConfig:
-        """The preset called `name`: "paper", "unsure", "cautious", "window" or "blog".
-
-        Raises:
-            ValueError: there is no such preset.
-        """
+        """The preset called `name`: "paper", "unsure", "cautious", "window" or "blog"."""
         if name not in PRESETS:
             raise InputError(
                 f"preset is {name!r}{did_you_mean(name, PRESETS)}; allowed: {', '.join(map(repr, PRESETS))}"
@@ -198,11 +194,7 @@ class PCDConfig(Fields):
         return made
 
     def replace(self, /, **changes: Any) -> PCDConfig:
-        """A copy with some fields changed.
-
-        Raises:
-            TypeError: a field does not exist; the message names the nearest.
-        """
+        """A copy with some fields changed."""
         for name in changes:
             if name not in RANGES:
                 raise ArgumentError(
@@ -328,10 +320,6 @@ class Profile:
         return cls(str(path), fields, evidence)
 
     def config(self) -> PCDConfig | None:
-        """
-        Raises:
-            ValueError, TypeError: a field does not exist, or a value is out of range.
-        """
         try:
             return None if self.fields is None else PCDConfig().replace(**self.fields)
         except InputError as error:
@@ -353,11 +341,7 @@ class Profile:
 
 
 def load(setting: Any) -> Any:
-    """A profile for the path of one, so that its file is read once; any other setting unchanged.
-
-    Raises:
-        FileNotFoundError, ValueError: as Profile.read().
-    """
+    """A profile for the path of one, so that its file is read once; any other setting unchanged."""
     return Profile.read(setting.strip()) if isinstance(setting, str) and is_profile(setting) else setting
 
 
