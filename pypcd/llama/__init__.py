@@ -13,7 +13,6 @@ from pypcd import engine as lib  # first: it reports a wrong or missing library
 
 # isort: split
 import llama_cpp
-import numpy as np
 from typing_extensions import Self
 
 from pypcd.engine import PCDAnswer, PCDLogits, PCDStats
