@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import pathlib
 import pickle
@@ -81,16 +80,6 @@ def test_the_names_of_a_choice_are_those_of_its_type() -> None:
 
 
 # -- the setting -------------------------------------------------------------------------------------------------------
-
-
-def test_a_config_is_a_frozen_hashable_value() -> None:
-    c = PCDConfig(beta=1)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        c.beta = 2.0  # type: ignore[misc]
-    assert {c: 1}[PCDConfig(beta=1.0)] == 1
-    assert c.replace(beta=3).beta == 3.0
-    with pytest.raises(ValueError, match="beta is -1"):
-        c.replace(beta=-1)
 
 
 def test_defaults_by_hand() -> None:
