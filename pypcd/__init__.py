@@ -39,10 +39,12 @@ else:  # unseen by type checkers, to which any name would be one of pypcd's
         "pcd_sampler": "llama.sampler",
     }
     __all__ = list(_HOME_OF)
+    _MOVED = {"PCDFields": "PCDSetting: a mapping of fields is one"}  # names of former releases
 
     def __getattr__(name: str) -> object:
         if name not in _HOME_OF:
-            raise AttributeError(f"module 'pypcd' has no attribute {name!r}")
+            moved = f"; it is now pypcd.{_MOVED[name]}" if name in _MOVED else ""
+            raise AttributeError(f"module 'pypcd' has no attribute {name!r}{moved}")
         value = getattr(importlib.import_module(f"pypcd.{_HOME_OF[name]}"), name)
         globals()[name] = value
         return value

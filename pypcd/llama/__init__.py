@@ -477,32 +477,34 @@ class Llama(llama_cpp.Llama):
                 f"{len(tokens)} more tokens after {self.n_tokens} exceed the context of {self.n_ctx()}; "
                 "shorten the prompt or load the model with a larger n_ctx"
             )
+        if not tokens:
+            return
         if len(tokens) > 1:
             self._renew_threads()
-        n_head = 0 if self._logits_all or not tokens else (len(tokens) - 1) // self.n_batch * self.n_batch
-        n_past = self.n_tokens
+        n_head = 0 if self._logits_all else (len(tokens) - 1) // self.n_batch * self.n_batch
         is_prompt, self._is_prompt = self._is_prompt and bool(self._lock.in_callback), False
-        if is_prompt and self._pcd is not None and tokens and not self._logits_all:
-            n_head = len(tokens) - 1
-        is_prompt = is_prompt or not n_past or (self._logits_all and len(tokens) > 1)
-        if self._pcd is not None and tokens and is_prompt:
-            # the library sees no text before the answer if all rows of a prompt are asked for, or only one token is evaluated
-            lib.pcd(self).begin_answer(n_past + len(tokens) - 1)
+        if self._pcd is not None:
+            if is_prompt and not self._logits_all:
+                n_head = len(tokens) - 1
+            if is_prompt or not self.n_tokens or (self._logits_all and len(tokens) > 1):
+                # the library sees no text before the answer if all rows of a prompt are asked for, or only one token is evaluated
+                lib.pcd(self).begin_answer(self.n_tokens + len(tokens) - 1)
+        progress = self.progress if len(tokens) > self.n_batch else None
         lib.clear_errors()
         try:
             for at in range(0, n_head, self.n_batch):
                 with lib.pcd(self).suspended():
                     super().eval(tokens[at : min(at + self.n_batch, n_head)])
-                if self.progress is not None and len(tokens) > self.n_batch:
-                    self.progress(min(at + self.n_batch, n_head), len(tokens))
+                if progress:
+                    progress(min(at + self.n_batch, n_head), len(tokens))
             super().eval(tokens[n_head:])
-            if self.progress is not None and len(tokens) > self.n_batch:
-                self.progress(len(tokens), len(tokens))
+            if progress:
+                progress(len(tokens), len(tokens))
         except PCDError:
             raise
         except RuntimeError as error:  # "llama_decode returned -1"; the cause went to the log
             raise PCDError(f"{error}: {lib.reason()}") from error
-        self._is_restored = self._is_restored and not tokens
+        self._is_restored = False
 
     def ask(self, documents: Documents = (), question: str = "", **how: Unpack[AskOptions]) -> Answer:
         """Answer a question about documents: pypcd.ask.ask(), which says what the arguments are. pypcd.ask.stream() gives the answer piece

@@ -58,6 +58,8 @@ def test_errors_are_caught_by_their_ordinary_types() -> None:
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="it is now pypcd.PCDSetting"):
+        pypcd.PCDFields  # noqa: B018
     assert not hasattr(pypcd, "Lama")
     with pytest.raises(AttributeError, match="module 'pypcd' has no attribute 'Lama'"):
         pypcd.Lama  # noqa: B018
