@@ -24,7 +24,7 @@ from pypcd.decode import cache
 from pypcd.decode.method import Answer, Edit, Method
 from pypcd.decode.recite import Recite
 from pypcd.decode.replay import Replay
-from pypcd.decode.rows import OF_CONTROL, PCD, Control, Plain, RowSource, Stream
+from pypcd.decode.rows import OF_CONTROL, PCD, Control, Plain
 from pypcd.decode.search import Greedy, Sampling, Search
 from pypcd.decode.session import Session
 from pypcd.errors import InputError, did_you_mean
@@ -40,11 +40,9 @@ __all__ = [
     "Method",
     "Plain",
     "Prompt",
-    "RowSource",
     "Sampling",
     "Search",
     "Session",
-    "Stream",
     "names",
     "parse",
     "register",
@@ -134,8 +132,8 @@ def parse(text: str) -> Method:
             )
         kind, make = _PARTS[name]
         if kind in parts:
-            names = ", ".join(other for other, (one, _) in _PARTS.items() if one == kind)
-            raise InputError(f"{text!r} has two parts of one kind; allowed: one of {names}")
+            same = ", ".join(other for other, (its_kind, _) in _PARTS.items() if its_kind == kind)
+            raise InputError(f"{text!r} has two parts of one kind; allowed: one of {same}")
         try:
             parts[kind] = make(words)
         except InputError as error:

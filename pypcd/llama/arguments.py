@@ -67,16 +67,12 @@ def check_opening(path: str, kwargs: Mapping[str, Any], n_seq_max: int) -> None:
             f"allowed: 0 to {most}"
         )
     for name in ("type_k", "type_v"):
-        if kwargs.get(name) not in (None, *CACHE_TYPES.values()):
-            allowed = ", ".join(f"{number} ({kind})" for kind, number in CACHE_TYPES.items())
-            raise InputError(f"{name} is {kwargs[name]!r}; allowed: {allowed}, or None")
         width = getattr(file.shape, f"n_embd_head_{name[-1]}")
-        # llama.cpp would read across blocks, or end the process
-        if kwargs.get(name) not in (None, *UNBLOCKED) and width % _BLOCK:
-            raise InputError(
-                f"{name} is {kwargs[name]}, whose blocks have {_BLOCK} values, but this model's heads have {width}; allowed: "
-                f"{', '.join(map(str, UNBLOCKED))}, or None"
-            )
+        # of other widths llama.cpp would read across blocks, or end the process
+        fitting = {kind: n for kind, n in CACHE_TYPES.items() if n in UNBLOCKED or width % _BLOCK == 0}
+        if kwargs.get(name) not in (None, *fitting.values()):
+            allowed = ", ".join(f"{number} ({kind})" for kind, number in fitting.items())
+            raise InputError(f"{name} is {kwargs[name]!r}; allowed for heads of {width} values: {allowed}, or None")
 
 
 def response_format(given: Any) -> Any:

@@ -222,7 +222,7 @@ def test_a_setting_of_the_stock_engine_is_a_method_beside_those_of_the_native_on
 def test_a_type_that_a_model_cannot_have_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     plan = Plan(str(tiny("llama", n_head=8)), ("kv-short",), ("greedy+kv:q8_0",), (400,), n=1, max_tokens=3)
     outcome = evaluate(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 1024})
-    assert "whose blocks have 32 values, but this model's heads have 8" in outcome.refused["greedy+kv:q8_0"]
+    assert "allowed for heads of 8 values" in outcome.refused["greedy+kv:q8_0"]
     assert {key[3] for key in outcome.records} == {"greedy"}
 
 

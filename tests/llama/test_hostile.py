@@ -397,9 +397,9 @@ OPENING: list[tuple[dict[str, Any], str]] = [
     ({"n_batch": -5}, "n_batch is -5; allowed: an integer of at least 1"),
     ({"n_seq_max": 65, "n_batch": 64}, "n_seq_max is 65, and n_batch 64; allowed: n_seq_max of at most n_batch"),
     ({"n_threads": 100000}, "n_threads is 100000; allowed: an integer from -1 to 512"),
-    ({"type_k": 999}, "type_k is 999; allowed: 0 .f32., 1 .f16."),
-    ({"type_k": 8}, ".* blocks have 32 values, but this model's heads have 8; allowed: 0, 1, 30, or None"),
-    ({"type_v": 2, "flash_attn": True}, ".* blocks have 32 values, but this model's heads have 8"),
+    ({"type_k": 999}, "type_k is 999; allowed for heads of 8 values: 0 .f32., 1 .f16., 30 .bf16., or None"),
+    ({"type_k": 8}, "type_k is 8; allowed for heads of 8 values: 0 .f32., 1 .f16., 30 .bf16., or None"),
+    ({"type_v": 2, "flash_attn": True}, "type_v is 2; allowed for heads of 8 values"),
 ]
 
 
