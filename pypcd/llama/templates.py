@@ -9,14 +9,24 @@ from typing import Any
 
 from llama_cpp import llama_chat_format
 
+from pypcd.errors import PCDError
+
 __all__ = ["KEY", "formatter", "readable"]
 
 KEY = "tokenizer.chat_template"  # in the metadata; a model may have others, as KEY.NAME
+_BEFORE, _BEHIND = "{{ raise_exception(", ") }}"  # in a template that says what is wrong with another, in JSON
+_BROKEN = "the model's chat template is broken: "
 
 
 @functools.lru_cache(maxsize=8)  # compiling one takes as long as writing a long prompt with it
 def formatter(template: str, *, bos: str = "", eos: str = "") -> Any:
-    """What llama_cpp writes messages with."""
+    """What llama_cpp writes messages with.
+
+    Raises:
+        PCDError: readable() has put the template in the place of a broken one.
+    """
+    if template.startswith(f'{_BEFORE}"{_BROKEN}'):
+        raise PCDError(json.loads(template.removeprefix(_BEFORE).removesuffix(_BEHIND)))
     return llama_chat_format.Jinja2ChatFormatter(template, eos_token=eos, bos_token=bos)
 
 
@@ -31,7 +41,7 @@ def readable(metadata: Mapping[str, str]) -> dict[str, str]:
             try:
                 formatter(template)
             except Exception as error:  # noqa: BLE001  any: Jinja compiles it, and Python that
-                why = f"the model's chat template is broken: {str(error) or type(error).__name__}"
-                remedy = "without a template the model works (pypcd generate, --no-chat, chat=False)"
-                found[key] = "{{ raise_exception(" + json.dumps(f"{why}; {remedy}") + ") }}"
+                why = f"{_BROKEN}{str(error) or type(error).__name__}"
+                text = f"{why}; without a template the model works (pypcd generate, --no-chat, chat=False)"
+                found[key] = _BEFORE + json.dumps(text) + _BEHIND
     return found
