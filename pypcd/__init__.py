@@ -15,13 +15,31 @@ from typing import TYPE_CHECKING
 from pypcd.integrations import finder
 
 if TYPE_CHECKING:
-    from pypcd.engine import PCDAnswer, PCDLogits, PCDStats
-    from pypcd.errors import LibraryError, ModelError, PCDError, RPCError, UnsupportedError
-    from pypcd.integrations.install import install, uninstall
-    from pypcd.llama import Llama
-    from pypcd.llama.sampler import pcd_sampler
-    from pypcd.settings.config import PCDConfig, PCDFields, PCDSetting
+    from pypcd.engine import PCDAnswer as PCDAnswer
+    from pypcd.engine import PCDLogits as PCDLogits
+    from pypcd.engine import PCDStats as PCDStats
+    from pypcd.errors import LibraryError as LibraryError
+    from pypcd.errors import ModelError as ModelError
+    from pypcd.errors import PCDError as PCDError
+    from pypcd.errors import RPCError as RPCError
+    from pypcd.errors import UnsupportedError as UnsupportedError
+    from pypcd.integrations.install import install as install
+    from pypcd.integrations.install import uninstall as uninstall
+    from pypcd.llama import Llama as Llama
+    from pypcd.llama.sampler import pcd_sampler as pcd_sampler
+    from pypcd.settings.config import PCDConfig as PCDConfig
+    from pypcd.settings.config import PCDSetting as PCDSetting
 else:  # unseen by type checkers, to which any name would be one of pypcd's
+    _HOME_OF = {
+        **dict.fromkeys(("LibraryError", "ModelError", "PCDError", "RPCError", "UnsupportedError"), "errors"),
+        **dict.fromkeys(("PCDAnswer", "PCDLogits", "PCDStats"), "engine"),
+        **dict.fromkeys(("PCDConfig", "PCDSetting"), "settings.config"),
+        **dict.fromkeys(("install", "uninstall"), "integrations.install"),
+        "Llama": "llama",
+        "pcd_sampler": "llama.sampler",
+    }
+    __all__ = list(_HOME_OF)
+    _MOVED = {"PCDFields": "PCDSetting: a mapping of fields is one"}  # names of former releases
 
     def __getattr__(name: str) -> object:
         if name not in _HOME_OF:
@@ -31,65 +49,10 @@ else:  # unseen by type checkers, to which any name would be one of pypcd's
         globals()[name] = value
         return value
 
+    def __dir__() -> list[str]:
+        return sorted([*__all__, "__version__"])
+
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "LibraryError",
-    "Llama",
-    "ModelError",
-    "PCDAnswer",
-    "PCDConfig",
-    "PCDError",
-    "PCDFields",
-    "PCDLogits",
-    "PCDSetting",
-    "PCDStats",
-    "RPCError",
-    "UnsupportedError",
-    "install",
-    "pcd_sampler",
-    "uninstall",
-]
-
-_HOME_OF = {
-    "LibraryError": "errors",
-    "Llama": "llama",
-    "ModelError": "errors",
-    "PCDConfig": "settings.config",
-    "PCDError": "errors",
-    "PCDFields": "settings.config",
-    "PCDLogits": "engine",
-    "PCDSetting": "settings.config",
-    "PCDAnswer": "engine",
-    "PCDStats": "engine",
-    "RPCError": "errors",
-    "UnsupportedError": "errors",
-    "install": "integrations.install",
-    "pcd_sampler": "llama.sampler",
-    "uninstall": "integrations.install",
-}
-
-# names of former releases
-_MOVED = {
-    "analysis": "explain; the rest is in research/ of a clone",
-    "config": "settings.config",
-    "contrast": "settings.formula.contrast",
-    "fields": "settings.fields",
-    "frequencies": "settings.formula.frequencies",
-    "machine": "llama.machine",
-    "measure": "bench",
-    "method": "settings.formula",
-    "methods": "decode",
-    "prompt_cache": "decode.prompt_cache",
-    "rho": "settings.formula.rho",
-    "sampler": "llama.sampler",
-    "strength": "settings.formula.strength",
-}
-
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
-
 
 finder.install()

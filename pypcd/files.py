@@ -12,24 +12,16 @@ from typing import Any
 
 from pypcd.errors import InputError
 
-__all__ = ["cache", "is_own", "json_text", "parsed", "state", "write"]
+__all__ = ["cache", "json_text", "parsed", "state", "write"]
 
 
 def cache() -> pathlib.Path:
-    """Of what can be made again.
-
-    Raises:
-        OSError: the user has no home.
-    """
+    """Of what can be made again."""
     return _folder("XDG_CACHE_HOME", "Library/Caches" if sys.platform == "darwin" else ".cache")
 
 
 def state() -> pathlib.Path:
-    """Of what is kept from one start to the next.
-
-    Raises:
-        OSError: the user has no home.
-    """
+    """Of what is kept from one start to the next."""
     return _folder("XDG_STATE_HOME", ".local/state")
 
 
@@ -88,14 +80,3 @@ def parsed(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise InputError("its brackets are nested more deeply than can be read; allowed: some hundred levels") from None
-
-
-def is_own(path: str | os.PathLike[str], *, folder: bool = False) -> bool:
-    """Whether it is a plain file of this user, or a folder; a link to one is not.
-
-    Raises:
-        OSError: there is nothing.
-    """
-    found = os.lstat(path)
-    is_kind = stat.S_ISDIR(found.st_mode) if folder else stat.S_ISREG(found.st_mode)
-    return is_kind and (not hasattr(os, "getuid") or found.st_uid == os.getuid())

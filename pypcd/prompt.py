@@ -261,9 +261,6 @@ def prompt_tokens(llm: Any, prompt: Prompt, *, chat: bool = False) -> list[int]:
 
     Args:
         chat: through the model's chat template, followed by the answer prefix; else as plain text.
-
-    Raises:
-        PCDError: as lay().
     """
     return lay(llm, prompt.turns, chat=chat, answer_prefix=prompt.answer_prefix).tokens
 
@@ -273,10 +270,6 @@ def has_template(llm: Any) -> bool:
 
 
 def chat_formatter(llm: Any) -> Any:
-    """
-    Raises:
-        PCDError: the model has no chat template, or it is broken.
-    """
     if not has_template(llm):
         raise PCDError("this model has no chat template; use it without chat")
     bos, eos = (token_text(llm, t) for t in (llm.token_bos(), llm.token_eos()))

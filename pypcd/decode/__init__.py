@@ -24,7 +24,7 @@ from pypcd.decode import cache
 from pypcd.decode.method import Answer, Edit, Method
 from pypcd.decode.recite import Recite
 from pypcd.decode.replay import Replay
-from pypcd.decode.rows import OF_CONTROL, PCD, Control, Plain, RowSource, Stream
+from pypcd.decode.rows import OF_CONTROL, PCD, Control, Plain
 from pypcd.decode.search import Greedy, Sampling, Search
 from pypcd.decode.session import Session
 from pypcd.errors import InputError, did_you_mean
@@ -40,11 +40,9 @@ __all__ = [
     "Method",
     "Plain",
     "Prompt",
-    "RowSource",
     "Sampling",
     "Search",
     "Session",
-    "Stream",
     "names",
     "parse",
     "register",
@@ -91,18 +89,9 @@ def _pcd(words: Sequence[str]) -> PCD:
     return PCD(config)
 
 
-def _without_values(make: Callable[[], Any]) -> Callable[[Sequence[str]], Any]:
-    def made(words: Sequence[str]) -> Any:
-        if words:
-            raise InputError(f"{':'.join(words)!r} follows a method that takes no values")
-        return make()
-
-    return made
-
-
 # name -> (which part of a Method it is, how to make it from the words after the name)
 _PARTS: dict[str, tuple[str, Callable[[Sequence[str]], Any]]] = {
-    "greedy": ("search", _without_values(Greedy)),
+    "greedy": ("search", lambda words: values_of(Greedy, words)),
     "sample": ("search", lambda words: values_of(Sampling, words, "temperature")),
     "pcd": ("rows", _pcd),
     "control": ("rows", _control),
@@ -143,7 +132,8 @@ def parse(text: str) -> Method:
             )
         kind, make = _PARTS[name]
         if kind in parts:
-            raise InputError(f"{text!r} has two parts of one kind; allowed: one of each kind: {_by_kind()}")
+            same = ", ".join(other for other, (its_kind, _) in _PARTS.items() if its_kind == kind)
+            raise InputError(f"{text!r} has two parts of one kind; allowed: one of {same}")
         try:
             parts[kind] = make(words)
         except InputError as error:
@@ -170,10 +160,3 @@ def _instead(name: str, names: Iterable[str]) -> str:
     if "=" in name:
         return ", a value follows its method and a colon"
     return " (write greedy)" if name == "plain" else did_you_mean(name, names)
-
-
-def _by_kind() -> str:
-    kinds: dict[str, list[str]] = {}
-    for name, (kind, _) in _PARTS.items():
-        kinds.setdefault(kind, []).append(name)
-    return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items())

@@ -18,11 +18,7 @@ __all__ = ["KVTypes", "parse"]
 
 @dataclasses.dataclass(frozen=True)
 class KVTypes:
-    """The types that a context keeps keys and values in, by ggml's names; llama.cpp's own are f16.
-
-    Raises:
-        ValueError: there is no such type.
-    """
+    """The types that a context keeps keys and values in, by ggml's names; llama.cpp's own are f16."""
 
     k: str = "f16"
     v: str = "f16"
@@ -38,22 +34,15 @@ class KVTypes:
 
     def refusal(self, llm: Llama) -> str | None:
         """Why a context is not of these types, in a sentence; None if it is."""
-        k, v = llm.context_params.type_k, llm.context_params.type_v
-        if (k, v) == (CACHE_TYPES[self.k], CACHE_TYPES[self.v]):
+        params = llm.context_params
+        if (params.type_k, params.type_v) == (CACHE_TYPES[self.k], CACHE_TYPES[self.v]):
             return None
         wanted = ", ".join(f"{name}={value}" for name, value in self.options.items())
-        names = {number: name for name, number in CACHE_TYPES.items()}
-        return (
-            f"its context has keys of {names.get(k, k)} and values of {names.get(v, v)}; open the model with {wanted}"
-        )
+        return f"its context has keys or values of other types; open the model with {wanted}"
 
 
 def parse(words: Sequence[str]) -> KVTypes:
-    """From the words behind the name: kv:q8_0, kv:q8_0:q4_0.
-
-    Raises:
-        ValueError: there are none, or more than two.
-    """
+    """From the words behind the name: kv:q8_0, kv:q8_0:q4_0."""
     if not 1 <= len(words) <= 2:
         raise InputError(
             f"kv has {len(words)} values; allowed: the type of the keys and, if not f16, that of the values"

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pypcd.decode.cache import KVTypes
-from pypcd.decode.rows import Constrained, Plain, RowSource
+from pypcd.decode.rows import Plain, RowSource
 from pypcd.decode.search import Greedy, Look, Search
 from pypcd.decode.session import Logits, Session
 from pypcd.engine import PCDAnswer, is_recurrent, pcd, token_bytes
@@ -146,7 +146,6 @@ class Method:
         stop: str | Sequence[str] = (),
         chat: bool = False,
         look: Look = lambda token, row: None,
-        grammar: str = "",
     ) -> Writing:
         """Answer a prompt, piece by piece.
 
@@ -159,11 +158,10 @@ class Method:
                 before the answer does not count.
             chat: use the model's chat template.
             look: called with each chosen token and the row it was chosen from, float32[n_vocab]; not by beam search.
-            grammar: which answers are possible, in llama.cpp's GBNF; "": all are. It masks the rows, after any contrast.
 
         Raises:
-            UnsupportedError: this model cannot run this method, or a grammar is given to one that writes several answers.
-            ValueError: the prompt is empty or does not fit, max_tokens is less than 0, or llama.cpp cannot read the grammar.
+            UnsupportedError: this model cannot run this method.
+            ValueError: the prompt is empty or does not fit, or max_tokens is less than 0.
         """
         Integer(0)("max_tokens", max_tokens)
         session = model if isinstance(model, Session) else Session(model)
@@ -174,42 +172,33 @@ class Method:
             raise UnsupportedError(
                 f"{self.name} answers a question by itself, not one behind other messages, such as the system's; ask it alone"
             )
-        key = (self, chat)
-        if key not in session.refusals:  # trying a setting may take memory and time
-            session.refusals[key] = self.refusal(session.llm, chat=chat)
-        refusal = session.refusals[key]
-        if refusal is not None:
+        if (self, chat) not in session.refusals:  # trying a setting may take memory and time
+            session.refusals[self, chat] = self.refusal(session.llm, chat=chat)
+        if refusal := session.refusals[self, chat]:
             raise UnsupportedError(f"{self.name} cannot run on this model: {refusal}")
-        if grammar and self.search.n_sequences > 1:
-            raise UnsupportedError(f"{self.name} cannot run under a grammar, which follows one answer at a time")
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        stops = tuple(filter(None, stops))
-        return Writing(self, session, prompt, max_tokens=max_tokens, stop=stops, chat=chat, look=look, grammar=grammar)
+        stops = tuple(filter(None, (stop,) if isinstance(stop, str) else stop))
+        return Writing(self, session, prompt, max_tokens, stops, chat, look)
 
 
+@dataclasses.dataclass(eq=False)
 class Writing:
-    """An answer while it is written: iterate over the pieces of its text."""
+    """An answer while it is written: iterate over the pieces of its text. The fields are those of Method.stream()."""
 
-    def __init__(
-        self,
-        method: Method,
-        session: Session,
-        prompt: AnyPrompt | Laid,
-        *,
-        max_tokens: int,
-        stop: Sequence[str],
-        chat: bool,
-        look: Look,
-        grammar: str,
-    ) -> None:
-        self._method, self._session, self._prompt = method, session, prompt
-        self._most, self._stop, self._chat, self._look, self._grammar = max_tokens, tuple(stop), chat, look, grammar
-        contrasts = method.rows.pcd is not None and method.search.n_sequences == 1
-        self._did = PCDAnswer(method.rows.pcd) if contrasts else None
+    method: Method
+    session: Session
+    prompt: AnyPrompt | Laid
+    max_tokens: int
+    stop: tuple[str, ...]
+    chat: bool
+    look: Look
+
+    def __post_init__(self) -> None:
+        rows = self.method.rows
+        self._did = PCDAnswer(rows.pcd) if rows.pcd and self.method.search.n_sequences == 1 else None
         self._laid, self._found = Laid([], [], None, 0, []), Found()
         self._tokens: list[int] = []
         self._text, self._end, self._n_ended = "", "interrupted", 0
-        self._before, self._seconds, self._first = session.n_evaluated, 0.0, 0.0
+        self._before, self._seconds, self._first = self.session.n_evaluated, 0.0, 0.0
         self._pieces = self._write()
 
     def __iter__(self) -> Iterator[str]:
@@ -227,7 +216,7 @@ class Writing:
             self._text,
             tuple(self._tokens),
             n_prompt,
-            self._session.n_evaluated - self._before,
+            self.session.n_evaluated - self._before,
             self._seconds,
             self._did and dataclasses.replace(self._did, n_prompt=n_prompt),
             self._found,
@@ -237,7 +226,7 @@ class Writing:
         )
 
     def _write(self) -> Generator[str, None, None]:
-        session, llm, start = self._session, self._session.llm, time.perf_counter()
+        session, llm, start = self.session, self.session.llm, time.perf_counter()
         self._before = session.n_evaluated
         data, n_shown, decoder = b"", 0, codecs.getincrementaldecoder("utf-8")("replace")
         try:
@@ -246,16 +235,16 @@ class Writing:
                 self._first = self._first or self._seconds
                 self._tokens.append(token)
                 data += token_bytes(llm, token)
-                if (at := _place(data, self._stop)) is not None:
+                if (at := _place(data, self.stop)) is not None:
                     data, self._end = data[:at], "stop"
                     break
-                n_ready = len(data) - _n_held(data, self._stop)
+                n_ready = len(data) - _n_held(data, self.stop)
                 piece, n_shown = decoder.decode(data[n_shown:n_ready]), n_ready
                 if piece:
                     self._text += piece
                     yield piece
             else:
-                is_cut = self._most and len(self._tokens) >= self._most
+                is_cut = self.max_tokens and len(self._tokens) >= self.max_tokens
                 self._end = "stop" if self._n_ended else "length" if is_cut else "context"
             piece = decoder.decode(data[n_shown:], final=True)
             self._text += piece
@@ -271,43 +260,40 @@ class Writing:
 
     def _chosen(self) -> Iterator[int]:
         """Edit and evaluate the prompt, and choose the answer's tokens."""
-        session, method = self._session, self._method
+        session, method = self.session, self.method
         prompt = self._edited()
         session.n_text = self._laid.n_text
         room = session.llm.n_ctx() - len(self._laid.tokens)
-        rows = method.rows.open(session, prompt, self._laid.tokens, chat=self._chat)
-        rows = Constrained(rows, self._grammar) if self._grammar else rows
-        return method.search.run(rows, min(self._most or room, room), session.is_end, self._watch, self._is_over)
+        rows = method.rows.open(session, prompt, self._laid.tokens, chat=self.chat)
+        return method.search.run(rows, min(self.max_tokens or room, room), session.is_end, self._watch, self._is_over)
 
     def _edited(self) -> Any:
         """The prompt as it is answered, whose tokens are in `_laid` from now on."""
-        prompt, edit = self._prompt, self._method.edit
-        if isinstance(prompt, Laid):
-            self._laid = prompt
-            return prompt
-        if edit:
-            plain = dataclasses.replace(self._method, edit=None)
+        if isinstance(self.prompt, Laid):
+            self._laid = self.prompt
+            return self.prompt
+        edited = Edited(self.prompt)
+        if edit := self.method.edit:
+            plain = dataclasses.replace(self.method, edit=None)
 
             def answer(prompt: AnyPrompt, max_tokens: int | None = None) -> str:
-                how = {"max_tokens": max_tokens or self._most, "chat": self._chat}
-                return plain.generate(self._session, prompt, **how).text
+                how = {"max_tokens": max_tokens or self.max_tokens, "chat": self.chat}
+                return plain.generate(self.session, prompt, **how).text
 
-            edited = edit.edit(self._session, prompt, chat=self._chat, answer=answer)
-        else:
-            edited = Edited(prompt)
-        llm = self._session.llm
-        prompt, self._found, self._laid = fitted(llm, prompt, edited, chat=self._chat, n_ctx=llm.n_ctx())
-        self._stop += tuple(filter(None, self._laid.stop))
+            edited = edit.edit(self.session, self.prompt, chat=self.chat, answer=answer)
+        llm = self.session.llm
+        prompt, self._found, self._laid = fitted(llm, self.prompt, edited, chat=self.chat, n_ctx=llm.n_ctx())
+        self.stop += tuple(filter(None, self._laid.stop))
         return prompt
 
     def _watch(self, token: int, row: Logits) -> None:
         if self._did is not None:
-            self._did = self._did.with_token(token, pcd(self._session.llm).logits(-1))
-        self._n_ended = int(self._session.is_end(token))
-        self._look(token, row)
+            self._did = self._did.with_token(token, pcd(self.session.llm).logits(-1))
+        self._n_ended = int(self.session.is_end(token))
+        self.look(token, row)
 
     def _is_over(self, tokens: Sequence[int]) -> bool:
-        return _place(b"".join(token_bytes(self._session.llm, token) for token in tokens), self._stop) is not None
+        return _place(b"".join(token_bytes(self.session.llm, token) for token in tokens), self.stop) is not None
 
 
 def _place(text: bytes, stop: Sequence[str]) -> int | None:

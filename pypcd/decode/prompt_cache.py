@@ -13,8 +13,9 @@ import dataclasses
 import os
 import pathlib
 import re
+import secrets
+import stat
 import struct
-import tempfile
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -78,9 +79,6 @@ class PromptCache:
     Args:
         folder: by default pypcd/prompts in the user's folder for caches; a user without one gets a warning and a limit of 0.
         limit: bytes that they may take together; 0: nothing is kept or read back. By default PYPCD_CACHE_GIB, or 4 GiB.
-
-    Raises:
-        ValueError: PYPCD_CACHE_GIB is no number.
     """
 
     def __init__(self, folder: pathlib.Path | None = None, limit: int | None = None) -> None:
@@ -190,22 +188,20 @@ class PromptCache:
         if os.path.lexists(path):
             return _is_ours(path)
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix="writing-", dir=self.folder) as beside:  # only this user may enter
-                made = pathlib.Path(beside) / path.name
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.chmod(0o700)  # it may be of another time, and open
+            made = self.folder / f"writing-{secrets.token_hex(8)}"
+            try:
                 n_bytes = save(str(made)) if save else engine.save_sequence(cast("Llama", llm), str(made), tokens)
                 if n_bytes > self.limit:
-                    engine.logger.warning(
-                        "%d tokens take %.0f MiB, which are not kept: the limit is %.0f (%s)",
-                        len(tokens),
-                        n_bytes / 2**20,
-                        self.limit / 2**20,
-                        LIMIT_NAME,
-                    )
+                    text = "%d tokens take %.0f MiB, which are not kept: the limit is %.0f (%s)"
+                    engine.logger.warning(text, len(tokens), n_bytes / 2**20, self.limit / 2**20, LIMIT_NAME)
                     return False
                 _seal(made, n_bytes, {**about, "n_tokens": len(tokens)})
-                made.chmod(0o600)  # the folder may be of another time, and open
+                made.chmod(0o600)
                 os.replace(made, path)
+            finally:
+                made.unlink(missing_ok=True)
         except (OSError, PCDError) as error:
             engine.logger.warning(
                 "the prompt is not kept in %s, and will be read again next time: %s", self.folder, error
@@ -248,19 +244,17 @@ class PromptCache:
 
     def _sweep(self, seconds: float) -> None:
         """Remove what processes wrote that ended meanwhile, if it is so old."""
-        for folder in self._paths("writing-*"):
+        for path in self._paths("writing-*"):
             with contextlib.suppress(OSError):  # another process removed it
-                if _is_ours(folder, folder=True) and time.time() - folder.stat().st_mtime >= seconds:
-                    for file in folder.iterdir():
-                        if _is_ours(file):
-                            file.unlink()
-                    folder.rmdir()
+                if _is_ours(path) and time.time() - path.stat().st_mtime >= seconds:
+                    path.unlink()
 
 
-def _is_ours(path: pathlib.Path, folder: bool = False) -> bool:
-    """Whether it may be read and removed."""
+def _is_ours(path: pathlib.Path) -> bool:
+    """Whether it is a plain file of this user, no link to one: then it may be read and removed."""
     with contextlib.suppress(OSError):  # another process removed it
-        return files.is_own(path, folder=folder)
+        found = path.lstat()
+        return stat.S_ISREG(found.st_mode) and (not hasattr(os, "getuid") or found.st_uid == os.getuid())
     return False
 
 
@@ -285,11 +279,7 @@ def _sum(tokens: Sequence[int]) -> str:
 
 
 def _seal(path: pathlib.Path, n_bytes: int, about: dict[str, Any]) -> None:
-    """Write what stands behind the state.
-
-    Raises:
-        OSError: the disk is full.
-    """
+    """Write what stands behind the state."""
     text = files.json_text(about)
     with open(path, "r+b") as file:
         if file.seek(0, os.SEEK_END) != n_bytes:  # llama.cpp does not see whether its last bytes were written

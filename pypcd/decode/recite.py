@@ -24,9 +24,6 @@ class Recite:
     Args:
         n_tokens: the longest passage, 1 to 4096 tokens.
         request: the words.
-
-    Raises:
-        ValueError: n_tokens is out of range.
     """
 
     n_tokens: int = 96

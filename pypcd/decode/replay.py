@@ -25,9 +25,6 @@ class Replay:
         n: how many passages at most, 1 to 100; None: two, or three if finders disagree.
         n_tokens: how many tokens they have together at most, 1 to 4096. The first one has as many as it has.
         finder: the name of one of pypcd.find.FINDERS.
-
-    Raises:
-        ValueError: a value is out of range.
     """
 
     n: int | None = None

@@ -24,7 +24,7 @@ from pypcd.settings.ranges import Integer, check
 if TYPE_CHECKING:
     from pypcd.llama import Llama
 
-__all__ = ["PCD", "Constrained", "Control", "Plain", "RowSource", "Stream"]
+__all__ = ["PCD", "Control", "Plain", "RowSource", "Stream"]
 
 
 class Stream:
@@ -51,24 +51,6 @@ class Stream:
 
     def drop(self, seqs: Sequence[int]) -> None:
         self.session.drop(seqs)
-
-
-class Constrained(Stream):
-    """The rows of one answer, in which tokens that a grammar does not allow are masked (-inf), after any contrast.
-
-    Raises:
-        ValueError: llama.cpp cannot read the grammar.
-    """
-
-    def __init__(self, stream: Stream, grammar: str) -> None:
-        self._stream = stream
-        self._grammar = engine.Grammar(stream.session.llm, grammar)
-        self.first = self._grammar.masked(stream.first)
-
-    def step(self, tokens: Mapping[int, int]) -> Rows2D:
-        (token,) = tokens.values()
-        self._grammar.accept(token)
-        return self._grammar.masked(self._stream.step(tokens)[0])[None]
 
 
 class RowSource:

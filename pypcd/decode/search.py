@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +27,22 @@ def never(tokens: Sequence[int]) -> bool:
     return False
 
 
-class Search(Protocol):
-    """Chooses the tokens of an answer."""
+class Search:
+    """Chooses the tokens of an answer. One that follows several answers at once has its own run().
 
-    @property
-    def n_sequences(self) -> int:
-        """How many sequences it needs, the prompt's included."""
-        ...
+    Attributes:
+        n_sequences: how many sequences it needs, the prompt's included.
+    """
+
+    n_sequences = 1
+
+    def chooser(self, prompt: bytes) -> Callable[[Logits], int]:
+        """What chooses the tokens of one answer, each from its row.
+
+        Args:
+            prompt: anything that differs from prompt to prompt.
+        """
+        raise NotImplementedError
 
     def run(
         self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, is_over: IsOver = never
@@ -43,11 +52,19 @@ class Search(Protocol):
         Args:
             is_over: for those that follow several answers at once; the one that makes an answer whole is given too.
         """
-        ...
+        row, choose = stream.first, self.chooser(stream.first.tobytes())
+        for n in range(max_tokens):
+            token = choose(row)
+            look(token, row)
+            if is_end(token):
+                return
+            yield token
+            if n + 1 < max_tokens:
+                row = stream.step({0: token})[0]
 
 
 @dataclasses.dataclass(frozen=True)
-class Greedy:
+class Greedy(Search):
     """The most probable token at each step; the lower id if logits are equal.
 
     Args:
@@ -56,22 +73,18 @@ class Greedy:
 
     repeat_penalty: float = 1.0
 
-    n_sequences = 1
-
-    def run(
-        self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, is_over: IsOver = never
-    ) -> Iterator[int]:
+    def chooser(self, prompt: bytes) -> Callable[[Logits], int]:
         written: list[int] = []
 
         def choose(row: Logits) -> int:
             written.append(int(penalised(row, written[-_PENALISED:], self.repeat_penalty).argmax()))
             return written[-1]
 
-        return _one_by_one(stream, max_tokens, is_end, look, choose)
+        return choose
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling:
+class Sampling(Search):
     """Draws each token, as llama.cpp does: top_k, then the smallest set of tokens with probability top_p, then those with at least min_p of
     the best one's probability, then temperature. Behind a penalty, all are of the penalised logits.
 
@@ -83,9 +96,6 @@ class Sampling:
             answered.
         min_p: 0 to 1.
         repeat_penalty: what the logits of the answer's last 64 tokens are divided by if positive, else multiplied; 1: nothing.
-
-    Raises:
-        ValueError: a value is out of range.
     """
 
     temperature: float = 0.8
@@ -94,8 +104,6 @@ class Sampling:
     seed: int = 0
     min_p: float = 0.0
     repeat_penalty: float = 1.0
-
-    n_sequences = 1
 
     def __post_init__(self) -> None:
         check(
@@ -108,18 +116,8 @@ class Sampling:
             repeat_penalty=Number(0.01, 100),
         )
 
-    def run(
-        self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, is_over: IsOver = never
-    ) -> Iterator[int]:
-        return _one_by_one(stream, max_tokens, is_end, look, self.chooser(stream.first.tobytes()))
-
     def chooser(self, prompt: bytes) -> Callable[[Logits], int]:
-        """What draws the tokens of one answer.
-
-        Args:
-            prompt: anything that differs from prompt to prompt: it is part of the seed, or all questions would get the same
-                random numbers.
-        """
+        # a part of the seed, or all questions would get the same random numbers
         digest = hashlib.sha256(prompt).digest()
         rng = np.random.default_rng([self.seed, int.from_bytes(digest[:8], "little")])
         written: list[int] = []
@@ -156,17 +154,3 @@ def _best(row: Logits, n: int) -> npt.NDArray[np.intp]:
     least = np.partition(row, len(row) - n)[len(row) - n]
     ids = np.flatnonzero(row >= least)
     return ids[np.argsort(-row[ids], kind="stable")][:n]
-
-
-def _one_by_one(
-    stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, choose: Callable[[Logits], int]
-) -> Iterator[int]:
-    row = stream.first
-    for n in range(max_tokens):
-        token = choose(row)
-        look(token, row)
-        if is_end(token):
-            return
-        yield token
-        if n + 1 < max_tokens:
-            row = stream.step({0: token})[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 import time
@@ -28,21 +29,13 @@ Rows2D = npt.NDArray[np.float32]  # [n_sequences, n_vocab]
 
 @dataclasses.dataclass
 class Held:
-    """What sequence 0 of a context holds, for all sessions on it.
+    """What sequence 0 of a context holds, for all sessions on it."""
 
-    Attributes:
-        tokens: of the prompt.
-        n_text: of these, those that were evaluated by themselves.
-        n: positions.
-        kind: as Session.start() has it.
-        n_changes: the model's own count, when the prompt was evaluated.
-    """
-
-    tokens: list[int] = dataclasses.field(default_factory=list)
-    n_text: int = 0
-    n: int = 0
-    kind: object = None
-    n_changes: int = -1
+    tokens: list[int] = dataclasses.field(default_factory=list)  # of the prompt
+    n_text: int = 0  # of these, those that were evaluated by themselves
+    n: int = 0  # positions
+    kind: object = None  # as Session.start() has it
+    n_changes: int = -1  # the model's own count, when the prompt was evaluated
 
 
 class Session:
@@ -80,7 +73,7 @@ class Session:
         if llm._open is not None:  # an answer that nobody reads on
             llm._open.finish()
         self._before: tuple[PCDConfig | None] | None = None  # the model's setting, while another is in force
-        self._undo: list[Callable[[], object]] = []
+        self._undo = contextlib.ExitStack()
         self._n_past: dict[int, int] = {}
 
     def start(
@@ -133,10 +126,6 @@ class Session:
 
         Args:
             n_text: as the attribute.
-
-        Raises:
-            ValueError: it does not fit in the context.
-            PCDError: llama_decode failed.
         """
         self.plainly()
         tokens, n = list(tokens), min(max(n_text - N_LEFT, 0), len(tokens))
@@ -170,10 +159,6 @@ class Session:
 
         Returns:
             layer -> float32[n_heads, len(past) + len(tokens)]
-
-        Raises:
-            UnsupportedError: the attention cannot be read.
-            PCDError: llama_decode failed.
         """
         self.hold(past, n_text)
         return engine.attention(self.llm, past, tokens, [1 / len(tokens)] * len(tokens), heads)
@@ -242,10 +227,6 @@ class Session:
 
     def drop(self, seqs: Iterable[int]) -> None:
         for seq in seqs:
-            if not 0 <= seq < self.llm.n_seq_max:
-                raise InputError(
-                    f"sequence is {seq}; allowed: 0 to {self.llm.n_seq_max - 1}; load the model with a larger n_seq_max"
-                )
             engine.rewind(self.llm, 0, seq)
             self._n_past.pop(seq, None)
 
@@ -258,7 +239,7 @@ class Session:
 
     def on_finish(self, undo: Callable[[], object]) -> None:
         """Call something when the answer is finished, or has failed."""
-        self._undo.append(undo)
+        self._undo.callback(undo)
 
     def finish(self) -> None:
         """Restore the model to its state after evaluating the prompt, with its own PCD setting; nothing if that is done."""
@@ -271,8 +252,7 @@ class Session:
             if held.kind is not None:
                 self.llm.reset()  # so that plain decoding does not reuse these keys
         finally:
-            while self._undo:
-                self._undo.pop()()
+            self._undo.close()
             (self.llm.pcd,) = self._before
             self._before = self.llm._open = None
 

@@ -13,11 +13,10 @@ from pypcd import engine as lib  # first: it reports a wrong or missing library
 
 # isort: split
 import llama_cpp
-import numpy as np
 from typing_extensions import Self
 
 from pypcd.engine import PCDAnswer, PCDLogits, PCDStats
-from pypcd.errors import ArgumentError, InputError, ModelError, PCDError, UnsupportedError, rename
+from pypcd.errors import InputError, ModelError, PCDError, UnsupportedError
 from pypcd.gguf import explained, resolve_model
 from pypcd.llama import arguments, lock, machine, saved_state, templates, threads
 from pypcd.settings.config import PCDConfig, PCDSetting, Profile, load
@@ -25,7 +24,6 @@ from pypcd.settings.ranges import Integer
 from pypcd.settings.remote import Servers, parse_servers
 
 if TYPE_CHECKING:
-    from llama_cpp.llama_speculative import LlamaDraftModel
     from llama_cpp.llama_types import (
         ChatCompletionRequestMessage,
         CreateChatCompletionResponse,
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 
     from pypcd.ask import Answer, Documents
     from pypcd.ask import Options as AskOptions
-    from pypcd.llama import options
 
 __all__ = ["Llama"]
 
@@ -46,6 +43,11 @@ LEFT_PLAIN = (
     "PCD is off in answers under a grammar, a JSON schema or a forced tool, where a contrast spoils values; pcd= in the call "
     "itself turns it on (docs/settings.md, Structured output)"
 )
+
+
+def _with_the_type_of(other: _T) -> Callable[[Any], _T]:
+    """A decorator: a function has the type of another one."""
+    return lambda function: function
 
 
 @lock.guarded
@@ -82,11 +84,9 @@ class Llama(llama_cpp.Llama):
         n_threads_batch: how many threads read prompts; None: n_threads if that is given, else the number of cores, or as many as
             other programs leave.
         verbose: whether llama.cpp's log is printed (llama_cpp's default is True).
-        draft_model: proposes tokens that are evaluated ahead, as llama_cpp.Llama does it, while PCD is off. Beside it PCD is an
-            UnsupportedError.
         progress: called after each batch of a prompt of more than one, with the number of tokens that are evaluated and that of all
             that have to be; what it raises stops the evaluation there.
-        **kwargs: the other arguments of llama_cpp.Llama.
+        **kwargs: the other arguments of llama_cpp.Llama, but for draft_model.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -114,14 +114,13 @@ class Llama(llama_cpp.Llama):
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
         verbose: bool = False,
-        draft_model: LlamaDraftModel | None = None,
         progress: Callable[[int, int], object] | None = None,
-        **kwargs: Unpack[options.Opening],
+        **kwargs: Any,
     ) -> None:
         opening: dict[str, Any] = {**kwargs}
         arguments.check_keywords(opening)
-        if progress is not None and not callable(progress):
-            raise ArgumentError(f"progress is {progress!r}; allowed: a function of two numbers of tokens, or None")
+        if opening.get("draft_model") is not None:
+            raise UnsupportedError("PCD does not contrast the tokens of a draft model; a llama_cpp.Llama takes one")
         self.progress = progress
         self._lock = lock.ModelLock(self)
         # the setting
@@ -165,21 +164,16 @@ class Llama(llama_cpp.Llama):
         arguments.check_opening(path, opening, self._n_seq_max)
         try:
             try:
-                super().__init__(path, draft_model=draft_model, **opening)
+                super().__init__(path, **opening)
             except PCDError:
                 raise
             except (ValueError, RuntimeError) as error:
                 raise ModelError(f"cannot load {path}: {explained(lib.last_errors() or str(error))}") from error
-            self._restore_templates(opening)
             lib.guard_handles(self, lib.open_stock(self, self._n_seq_max) if self._engine == "stock" else None)
-            # a draft model turns it on, though `scores` has rows for n_batch tokens alone then
-            self._logits_all = bool(opening.get("logits_all"))
-            # generate() writes a drafted text's next token down before eval() can say that it does not fit
-            self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
             self._fingerprint = saved_state.fingerprint(path)
             # what tells these files from others, also before they were changed: 16 hexadecimal digits
             self.weights_id = saved_state.weights_id(path)
-            self.lora_id = saved_state.content_id(self.lora_path) if self.lora_path else ""
+            self.lora_id = saved_state.weights_id(self.lora_path) if self.lora_path else ""
             self._keeps_state = lib.is_recurrent(self)
             self._apply(config)
             self._warn_beyond_training(opening)
@@ -226,18 +220,7 @@ class Llama(llama_cpp.Llama):
 
     @metadata.setter
     def metadata(self, found: dict[str, str]) -> None:
-        # llama_cpp.Llama compiles all chat templates of a model, and ends at one that is broken
-        self._broken = {key: (found[key], error) for key, error in templates.broken(found).items()}
-        self._metadata = {key: text for key, text in found.items() if key not in self._broken}
-
-    def _restore_templates(self, opening: Mapping[str, Any]) -> None:
-        """Those that are broken, whose use is an error: llama_cpp.Llama would write a chat in another model's format."""
-        for key, (text, error) in self._broken.items():
-            self._metadata[key] = text
-            name = "chat_template.default" if key == templates.KEY else key.partition(".")[2]
-            self._chat_handlers[name] = templates.refusing(error)
-            if key == templates.KEY and not opening.get("chat_format") and not opening.get("chat_handler"):
-                self.chat_format = name
+        self._metadata = templates.readable(found)
 
     # -- the setting -----------------------------------------------------------------------------------------------
 
@@ -264,17 +247,12 @@ class Llama(llama_cpp.Llama):
             lib.logger.warning("%s", text)
         return PCDConfig.resolve(setting, self._pcd)
 
-    def _warn_beyond_training(self, kwargs: Mapping[str, Any]) -> None:
-        """A text as long as the context may be longer than any that the model was trained on; several share it otherwise."""
+    def _warn_beyond_training(self, opening: Mapping[str, Any]) -> None:
         trained = lib.n_ctx_train(self)
-        is_stretched = any(kwargs.get(name) for name in ("rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"))
-        is_stretched |= kwargs.get("rope_scaling_type", -1) != -1
-        if (
-            self._n_seq_max == 1
-            and 0 < trained < self.n_ctx()
-            and self.n_ctx() > -(-trained // 256) * 256
-            and not is_stretched
-        ):
+        is_stretched = any(opening.get(name) for name in ("rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"))
+        is_stretched |= opening.get("rope_scaling_type", -1) != -1
+        most = -(-trained // 256) * 256 * self._n_seq_max  # several texts share a context
+        if 0 < most < self.n_ctx() and not is_stretched:
             lib.logger.warning(
                 "the context has %d tokens, but the model was trained for %d: answers to longer texts may be nonsense",
                 self.n_ctx(),
@@ -296,26 +274,13 @@ class Llama(llama_cpp.Llama):
             UnsupportedError: they cannot; the message says why and what works.
             ValueError, TypeError, FileNotFoundError: it is not a setting.
         """
-        config = PCDConfig.resolve(setting, self._pcd)
-        self._check_drafts(config)
+        config = self._resolve(setting)
         refusal = lib.pcd_refusal(self, config)
         if config is not None and refusal is not None:
             raise UnsupportedError(f"PCD ({config.describe()}) cannot run here: {refusal}")
 
-    def _check_drafts(self, config: PCDConfig | None) -> None:
-        """
-        Raises:
-            UnsupportedError: PCD is on, and there is a draft model.
-        """
-        if config is not None and self.draft_model is not None:
-            raise UnsupportedError(
-                f"PCD ({config.describe()}) cannot run here: there is a draft model, whose tokens are not contrasted; set "
-                "draft_model to None, or leave PCD off"
-            )
-
     def _apply(self, config: PCDConfig | None, combine: bool = True) -> None:
         """Put a setting in force; combine=False leaves the contrast to a sampler."""
-        self._check_drafts(config)
         if (config, combine) == (self._pcd, self._combines):
             return
         disabled = lib.pcd(self).set(config, combine)
@@ -346,7 +311,7 @@ class Llama(llama_cpp.Llama):
         *,
         stream: Literal[False] = False,
         pcd: PCDSetting = None,
-        **kwargs: Unpack[options.Completion],
+        **kwargs: Any,
     ) -> CreateCompletionResponse: ...
     @overload
     def create_completion(
@@ -355,11 +320,11 @@ class Llama(llama_cpp.Llama):
         *,
         stream: Literal[True],
         pcd: PCDSetting = None,
-        **kwargs: Unpack[options.Completion],
+        **kwargs: Any,
     ) -> Iterator[CreateCompletionResponse]: ...
     @overload
     def create_completion(
-        self, prompt: str | list[int], *, stream: bool, pcd: PCDSetting = None, **kwargs: Unpack[options.Completion]
+        self, prompt: str | list[int], *, stream: bool, pcd: PCDSetting = None, **kwargs: Any
     ) -> CreateCompletionResponse | Iterator[CreateCompletionResponse]: ...
     def create_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
         """llama_cpp.Llama.create_completion, with a PCD setting of its own if one is given; calling the object does the same.
@@ -369,31 +334,10 @@ class Llama(llama_cpp.Llama):
         """
         return self._call(pcd, super().create_completion, *args, **kwargs)
 
-    @overload  # type: ignore[override]
-    def __call__(
-        self,
-        prompt: str | list[int],
-        *,
-        stream: Literal[False] = False,
-        pcd: PCDSetting = None,
-        **kwargs: Unpack[options.Completion],
-    ) -> CreateCompletionResponse: ...
-    @overload
-    def __call__(
-        self,
-        prompt: str | list[int],
-        *,
-        stream: Literal[True],
-        pcd: PCDSetting = None,
-        **kwargs: Unpack[options.Completion],
-    ) -> Iterator[CreateCompletionResponse]: ...
-    @overload
-    def __call__(
-        self, prompt: str | list[int], *, stream: bool, pcd: PCDSetting = None, **kwargs: Unpack[options.Completion]
-    ) -> CreateCompletionResponse | Iterator[CreateCompletionResponse]: ...
-    def __call__(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
+    @_with_the_type_of(create_completion)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """create_completion()."""
-        return self.create_completion(*args, pcd=pcd, **kwargs)
+        return self.create_completion(*args, **kwargs)
 
     @overload  # type: ignore[override]
     def create_chat_completion(
@@ -402,7 +346,7 @@ class Llama(llama_cpp.Llama):
         *,
         stream: Literal[False] = False,
         pcd: PCDSetting = None,
-        **kwargs: Unpack[options.Chat],
+        **kwargs: Any,
     ) -> CreateChatCompletionResponse: ...
     @overload
     def create_chat_completion(
@@ -411,7 +355,7 @@ class Llama(llama_cpp.Llama):
         *,
         stream: Literal[True],
         pcd: PCDSetting = None,
-        **kwargs: Unpack[options.Chat],
+        **kwargs: Any,
     ) -> Iterator[CreateChatCompletionStreamResponse]: ...
     @overload
     def create_chat_completion(
@@ -420,7 +364,7 @@ class Llama(llama_cpp.Llama):
         *,
         stream: bool,
         pcd: PCDSetting = None,
-        **kwargs: Unpack[options.Chat],
+        **kwargs: Any,
     ) -> CreateChatCompletionResponse | Iterator[CreateChatCompletionStreamResponse]: ...
     def create_chat_completion(self, *args: Any, pcd: PCDSetting = None, **kwargs: Any) -> Any:
         """llama_cpp.Llama.create_chat_completion, with a PCD setting of its own if one is given."""
@@ -428,8 +372,6 @@ class Llama(llama_cpp.Llama):
 
     def _call(self, setting: PCDSetting, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """function(*args, **kwargs) under a setting, which also applies while a returned stream is read."""
-        if len(args) > 1:  # by their names, so that they are checked too
-            args, kwargs = (), dict(inspect.signature(function).bind(*args, **kwargs).arguments)
         if "response_format" in kwargs:
             kwargs["response_format"] = arguments.response_format(kwargs["response_format"])
         if setting is None:
@@ -441,21 +383,10 @@ class Llama(llama_cpp.Llama):
 
     def _steps(self, config: PCDConfig | None, iterator: Iterator[_T]) -> Generator[_T, Any, None]:
         """The same iterator, with every step run under a setting, and nothing between the steps."""
-        sent = None
-        try:
-            while True:
-                with self._lock, self._pcd_set_to(config):
-                    try:
-                        item = iterator.send(sent) if isinstance(iterator, Generator) else next(iterator)
-                    except StopIteration:
-                        return
-                sent = yield item
-        finally:
-            if isinstance(iterator, Generator):
-                iterator.close()
+        return lock.steps(self._lock, iterator, lambda: self._pcd_set_to(config))
 
     def generate(  # type: ignore[override]
-        self, tokens: Sequence[int], *args: Any, pcd: PCDSetting = None, **kwargs: Unpack[options.Generation]
+        self, tokens: Sequence[int], *args: Any, pcd: PCDSetting = None, **kwargs: Any
     ) -> Generator[int, Sequence[int] | None, None]:
         """llama_cpp.Llama.generate, with a PCD setting of its own if one is given.
 
@@ -466,7 +397,6 @@ class Llama(llama_cpp.Llama):
             raise PCDError(
                 "a pcd_sampler does the contrast in its own chain; assign llm.pcd again to generate with PCD"
             )
-        self._check_drafts(self._pcd)  # it may have been assigned meanwhile
         is_asked = pcd is not None or self._call_has_pcd or self._pcd is None
         generate = super().generate
         # a JSON schema and a forced tool are a grammar by now; a constraint that is a logits processor looks like any other processor
@@ -501,44 +431,34 @@ class Llama(llama_cpp.Llama):
                 f"{len(tokens)} more tokens after {self.n_tokens} exceed the context of {self.n_ctx()}; "
                 "shorten the prompt or load the model with a larger n_ctx"
             )
+        if not tokens:
+            return
         if len(tokens) > 1:
             self._renew_threads()
-        n_head = 0 if self._logits_all or not tokens else (len(tokens) - 1) // self.n_batch * self.n_batch
-        n_past = self.n_tokens
+        n_head = 0 if self._logits_all else (len(tokens) - 1) // self.n_batch * self.n_batch
         is_prompt, self._is_prompt = self._is_prompt and bool(self._lock.in_callback), False
-        if is_prompt and self._pcd is not None and tokens and not self._logits_all:
-            n_head = len(tokens) - 1
-        is_prompt = is_prompt or not n_past or (self._logits_all and len(tokens) > 1)
-        if self._pcd is not None and tokens and is_prompt:
-            # the library sees no text before the answer if all rows of a prompt are asked for, or only one token is evaluated
-            lib.pcd(self).begin_answer(n_past + len(tokens) - 1)
+        if self._pcd is not None:
+            if is_prompt and not self._logits_all:
+                n_head = len(tokens) - 1
+            if is_prompt or not self.n_tokens or (self._logits_all and len(tokens) > 1):
+                # the library sees no text before the answer if all rows of a prompt are asked for, or only one token is evaluated
+                lib.pcd(self).begin_answer(self.n_tokens + len(tokens) - 1)
+        progress = self.progress if len(tokens) > self.n_batch else None
         lib.clear_errors()
         try:
             for at in range(0, n_head, self.n_batch):
                 with lib.pcd(self).suspended():
                     super().eval(tokens[at : min(at + self.n_batch, n_head)])
-                if self.progress is not None and len(tokens) > self.n_batch:
-                    self.progress(min(at + self.n_batch, n_head), len(tokens))
-            if self.draft_model is None or is_prompt or n_head or self._logits_all:
-                super().eval(tokens[n_head:])
-            else:
-                self._eval_with_all_rows(tokens)
-            if self.progress is not None and len(tokens) > self.n_batch:
-                self.progress(len(tokens), len(tokens))
+                if progress:
+                    progress(min(at + self.n_batch, n_head), len(tokens))
+            super().eval(tokens[n_head:])
+            if progress:
+                progress(len(tokens), len(tokens))
         except PCDError:
             raise
         except RuntimeError as error:  # "llama_decode returned -1"; the cause went to the log
             raise PCDError(f"{error}: {lib.reason()}") from error
-        self._is_restored = self._is_restored and not tokens
-
-    def _eval_with_all_rows(self, tokens: list[int]) -> None:
-        """llama_cpp.Llama.eval with a row for each drafted token, as with logits_all, but without a copy in `scores`."""
-        lib.rewind(self, self.n_tokens)
-        self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=True)
-        self._ctx.decode(self._batch)
-        self.input_ids[self.n_tokens : self.n_tokens + len(tokens)] = tokens
-        self.n_tokens += len(tokens)
-        self._requires_eval = False
+        self._is_restored = False
 
     def ask(self, documents: Documents = (), question: str = "", **how: Unpack[AskOptions]) -> Answer:
         """Answer a question about documents: pypcd.ask.ask(), which says what the arguments are. pypcd.ask.stream() gives the answer piece
@@ -635,20 +555,18 @@ class Llama(llama_cpp.Llama):
 
     # -- sampling --------------------------------------------------------------------------------------------------
 
-    def sample(self, *args: Any, **kwargs: Unpack[options.Sample]) -> int:  # type: ignore[override]
-        """llama_cpp.Llama.sample. After load_state() the last token is evaluated again, since a state has no logits.
+    def sample(self, *args: Any, **kwargs: Any) -> int:  # type: ignore[override]
+        """llama_cpp.Llama.sample.
 
         Raises:
             PCDError: there are no logits to sample from.
         """
-        if self._is_restored and self.n_tokens:
-            saved_state.evaluate_last(self)
         idx = kwargs.get("idx")
         at = -1 if idx is None else idx - self.n_tokens
-        if not (self.n_tokens and lib.has_row(self, at)):
+        if self._is_restored or not (self.n_tokens and lib.has_row(self, at)):
             raise PCDError(
-                f"there are no logits to sample from ({self.n_tokens} tokens, idx={idx}): evaluate tokens first; of those, only the "
-                "last one has some, unless logits_all=True"
+                f"there are no logits to sample from ({self.n_tokens} tokens, idx={idx}): evaluate tokens first, also after "
+                "load_state(); of those, only the last one has some, unless logits_all=True"
             )
         before, sampler, processors = self._lock.in_callback, self._sampler, self._processors
         self._lock.in_callback = "sample"
@@ -682,8 +600,8 @@ class Llama(llama_cpp.Llama):
             self._is_prompt, self._answer = True, PCDAnswer()
             if self._pcd is not None and self._pcd.min_first_entropy:
                 self._requires_eval = True  # a cached prompt's logits may be those of an answer that began before
-            text = lock.StreamGuard(self, tokens)
-        yield from text.steps()
+            guard = lock.StreamGuard(self)
+        yield from lock.steps(self._lock, tokens, guard.step)
 
     def _note(self, token: int, at: int) -> None:
         """Count a token of the answer, sampled from row `at`, in last_answer."""
@@ -760,12 +678,3 @@ class Llama(llama_cpp.Llama):
             "use_extra_bufts": self._use_extra_bufts,
             "rpc_servers": self._rpc_servers,
         }
-
-
-rename(
-    Llama,
-    {
-        "set_sequence_pcd": "pcd, for all sequences of the context",
-        "pcd_refusal": "check_pcd, which raises UnsupportedError",
-    },
-)

@@ -37,10 +37,6 @@ def unknown_keywords(kwargs: dict[str, Any]) -> list[str]:
 
 
 def check_keywords(kwargs: dict[str, Any]) -> None:
-    """
-    Raises:
-        TypeError: Llama does not have one of them.
-    """
     for name in unknown_keywords(kwargs):
         raise ArgumentError(f"Llama has no argument {name!r}{did_you_mean(name, [*_KEYWORDS, *_OURS])}")
 
@@ -56,11 +52,7 @@ _OPENING: dict[str, Any] = {
 
 
 def check_opening(path: str, kwargs: Mapping[str, Any], n_seq_max: int) -> None:
-    """The keywords of llama_cpp.Llama(path, ...). llama.cpp wants room for a row of each sequence in a batch.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+    """The keywords of llama_cpp.Llama(path, ...). llama.cpp wants room for a row of each sequence in a batch."""
     for name, check in _OPENING.items():
         if name in kwargs:
             check(name, kwargs[name])
@@ -75,24 +67,16 @@ def check_opening(path: str, kwargs: Mapping[str, Any], n_seq_max: int) -> None:
             f"allowed: 0 to {most}"
         )
     for name in ("type_k", "type_v"):
-        if kwargs.get(name) not in (None, *CACHE_TYPES.values()):
-            allowed = ", ".join(f"{number} ({kind})" for kind, number in CACHE_TYPES.items())
-            raise InputError(f"{name} is {kwargs[name]!r}; allowed: {allowed}, or None")
         width = getattr(file.shape, f"n_embd_head_{name[-1]}")
-        # llama.cpp would read across blocks, or end the process
-        if kwargs.get(name) not in (None, *UNBLOCKED) and width % _BLOCK:
-            raise InputError(
-                f"{name} is {kwargs[name]}, whose blocks have {_BLOCK} values, but this model's heads have {width}; allowed: "
-                f"{', '.join(map(str, UNBLOCKED))}, or None"
-            )
+        # of other widths llama.cpp would read across blocks, or end the process
+        fitting = {kind: n for kind, n in CACHE_TYPES.items() if n in UNBLOCKED or width % _BLOCK == 0}
+        if kwargs.get(name) not in (None, *fitting.values()):
+            allowed = ", ".join(f"{number} ({kind})" for kind, number in fitting.items())
+            raise InputError(f"{name} is {kwargs[name]!r}; allowed for heads of {width} values: {allowed}, or None")
 
 
 def response_format(given: Any) -> Any:
-    """A response_format in the form that llama_cpp reads: OpenAI's own form of a JSON schema it would pass over without a word.
-
-    Raises:
-        ValueError: there is no schema in it.
-    """
+    """A response_format in the form that llama_cpp reads: OpenAI's own form of a JSON schema it would pass over without a word."""
     if not isinstance(given, Mapping) or given.get("type") != "json_schema":
         return given
     inner = given.get("json_schema")

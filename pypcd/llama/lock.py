@@ -1,6 +1,6 @@
 """Who uses a pypcd.Llama: one thread at a time, and one text at a time.
 
-    @guards.guarded                # all public methods but UNLOCKED: alone in the model, or PCDError
+    @lock.guarded                # all public methods but UNLOCKED: alone in the model, or PCDError
     class Llama(llama_cpp.Llama): ...
 
 llama.cpp has no lock: two threads in one context end the process or mix their texts. Each model has a ModelLock, which a
@@ -10,6 +10,7 @@ generate() also sees whether somebody else has evaluated meanwhile. Knows nothin
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import threading
@@ -22,7 +23,7 @@ import numpy as np
 
 from pypcd.errors import InputError, PCDError
 
-__all__ = ["UNLOCKED", "ModelLock", "Processors", "StreamGuard", "guarded"]
+__all__ = ["UNLOCKED", "ModelLock", "Processors", "StreamGuard", "guarded", "steps"]
 
 # methods that ask the vocabulary or plain Python data, which any number of threads may do
 UNLOCKED = frozenset(
@@ -35,6 +36,7 @@ _REMEDY = (
 )
 _PATIENCE = 0.05  # seconds: another thread that only reads a counter is done by then
 _T = TypeVar("_T", bound=type)
+_Item = TypeVar("_Item")
 
 
 class ModelLock(RLock):  # type: ignore[misc]  # final only for type checkers
@@ -61,45 +63,53 @@ class ModelLock(RLock):  # type: ignore[misc]  # final only for type checkers
         self.holder = here
 
 
+def steps(
+    lock: ModelLock, iterator: Iterator[_Item], during: Callable[[], contextlib.AbstractContextManager[None]]
+) -> Generator[_Item, Any, None]:
+    """The same iterator, each of whose steps holds the lock and is in the block of a with statement; nothing is held between them."""
+    sent = None
+    try:
+        while True:
+            with lock, during():
+                try:
+                    item = iterator.send(sent) if isinstance(iterator, Generator) else next(iterator)
+                except StopIteration:
+                    return
+            sent = yield item
+    finally:
+        if isinstance(iterator, Generator):
+            iterator.close()
+
+
 class StreamGuard:
-    """The text that a generate() writes, one token at a time: each step holds the ModelLock, and sees whether the text is still
-    the one in the model."""
+    """Sees before each token of a generate() whether its text is still the one in the model."""
 
-    def __init__(self, llm: Any, tokens: Generator[Any, Any, None]) -> None:
-        self._llm, self._tokens = llm, tokens
-        self._n_changes = llm._n_changes
+    def __init__(self, llm: Any) -> None:
+        self._llm, self._n_changes, self._n_tokens = llm, llm._n_changes, 0
 
-    def steps(self) -> Generator[Any, Any, None]:
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
         """
         Raises:
-            PCDError: somebody else has; or a function that the model calls back asks it for this text.
+            PCDError: it is not; or a function that the model calls back asks it for this text.
         """
-        llm, lock, sent, n_tokens = self._llm, self._llm._lock, None, 0
+        llm, lock = self._llm, self._llm._lock
+        _ = llm.ctx  # a closed model says so
+        if lock.in_callback:
+            raise PCDError(
+                "a logits processor or stopping criterion asks the model that has called it for a text; "
+                "open a second pypcd.Llama for that"
+            )
+        if self._n_changes != llm._n_changes or llm.n_tokens < self._n_tokens:
+            raise PCDError(
+                "this text cannot go on: since its last token the model was used by another call, or reset "
+                f"(thread {lock.holder!r}); read a stream to its end, or close it, before the next call; {_REMEDY}"
+            )
+        lock.in_callback = "generate"
         try:
-            while True:
-                with lock:
-                    _ = llm.ctx  # a closed model says so
-                    if lock.in_callback:
-                        raise PCDError(
-                            "a logits processor, stopping criterion or draft model asks the model that has called it for a text; "
-                            "open a second pypcd.Llama for that"
-                        )
-                    if self._n_changes != llm._n_changes or llm.n_tokens < n_tokens:
-                        raise PCDError(
-                            "this text cannot go on: since its last token the model was used by another call, or reset "
-                            f"(thread {lock.holder!r}); read a stream to its end, or close it, before the next call; {_REMEDY}"
-                        )
-                    lock.in_callback = "generate"
-                    try:
-                        token = self._tokens.send(sent)
-                    except StopIteration:
-                        return
-                    finally:
-                        lock.in_callback, self._n_changes = "", llm._n_changes
-                    n_tokens = 1
-                sent = yield token
+            yield
         finally:
-            self._tokens.close()
+            lock.in_callback, self._n_changes, self._n_tokens = "", llm._n_changes, 1
 
 
 def guarded(cls: _T) -> _T:

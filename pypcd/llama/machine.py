@@ -77,9 +77,6 @@ def checked_n_ctx(
         n_texts: how many texts share it; each may be as long as the model's own context.
         n_models: how many models share the memory.
         remote: the devices of servers that hold a part of the model, as RemoteDevices has them.
-
-    Raises:
-        ValueError: it is out of range, or far more than fits in this machine's memory.
     """
     n_ctx = kwargs.get("n_ctx") or 0
     if not 0 <= n_ctx < 2**31:

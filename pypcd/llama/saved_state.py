@@ -14,11 +14,10 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from pypcd import engine
-from pypcd.errors import ArgumentError, InputError, PCDError
+from pypcd.errors import ArgumentError, InputError
 from pypcd.gguf import parts
 
-__all__ = ["content_id", "evaluate_last", "fingerprint", "fitted", "weights_id"]
+__all__ = ["fingerprint", "fitted", "weights_id"]
 
 _PARTS, _PART = 64, 65536  # of a file, and the bytes of each
 
@@ -36,19 +35,10 @@ def fingerprint(model_path: str | os.PathLike[str]) -> str:
 
 
 def weights_id(model_path: str | os.PathLike[str]) -> str:
-    """As fingerprint(), of all files of a model that is split, and of when they were changed: for what can be made again."""
+    """As fingerprint(), of all files of a model or a LoRA, and of when they were changed: for what can be made again."""
     found = hashlib.blake2b(digest_size=8)
     for part in parts(model_path):
         found.update(f"{fingerprint(part)} {os.stat(part).st_mtime_ns} ".encode())
-    return found.hexdigest()
-
-
-def content_id(path: str | os.PathLike[str]) -> str:
-    """What tells a file from any other, 16 hexadecimal digits of all its bytes."""
-    with open(path, "rb") as file:
-        found = hashlib.blake2b(digest_size=8)
-        while data := file.read(1 << 20):
-            found.update(data)
     return found.hexdigest()
 
 
@@ -80,18 +70,3 @@ def fitted(
     kept = min(len(rows), len(state.scores))
     rows[:kept] = state.scores[:kept]
     return llama_cpp.LlamaState(ids, rows, n, state.llama_state, state.llama_state_size, state.seed)
-
-
-def evaluate_last(llm: Any) -> None:
-    """Evaluate the last token again, since a state has no logits.
-
-    Raises:
-        PCDError: the model cannot go back by a token.
-    """
-    if engine.is_recurrent(llm):
-        raise PCDError(
-            "a restored state has no logits, and recurrent layers cannot go back by a token; evaluate another token "
-            "first, or the text again"
-        )
-    llm.n_tokens -= 1
-    llm.eval([int(llm.input_ids[llm.n_tokens])])

@@ -19,21 +19,17 @@ import os
 import pathlib
 import textwrap
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pypcd import files
-from pypcd.errors import ArgumentError, InputError, did_you_mean, rename
-from pypcd.settings.fields import FIELDS, OFFSET, RANGES, Fields, PCDFields
+from pypcd.errors import ArgumentError, InputError, did_you_mean
+from pypcd.settings.fields import FIELDS, OFFSET, RANGES, Fields
 from pypcd.settings.ranges import Integer, check, literal
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 __all__ = [
     "PRESETS",
     "RECOMMENDED",
     "PCDConfig",
-    "PCDFields",
     "PCDSetting",
     "Preset",
     "Profile",
@@ -88,7 +84,6 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 RECOMMENDED = "unsure"  # what True and "on" mean: of the presets, the one that spoils fewest answers
-_FORMER = {"gentle": "unsure"}  # it spoils more than its name said
 
 
 # -- the setting -------------------------------------------------------------------------------------------------------
@@ -127,13 +122,11 @@ class PCDConfig(Fields):
 
     @classmethod
     def preset(cls, name: str) -> PCDConfig:
-        """The preset called `name`: "paper", "unsure", "cautious", "window" or "blog".
-
-        Raises:
-            ValueError: there is no such preset.
-        """
+        """The preset called `name`: "paper", "unsure", "cautious", "window" or "blog"."""
         if name not in PRESETS:
-            raise InputError(f"preset is {name!r}{_near(name, PRESETS)}; allowed: {', '.join(map(repr, PRESETS))}")
+            raise InputError(
+                f"preset is {name!r}{did_you_mean(name, PRESETS)}; allowed: {', '.join(map(repr, PRESETS))}"
+            )
         return cls(**PRESETS[name].fields)
 
     @classmethod
@@ -159,9 +152,9 @@ class PCDConfig(Fields):
         if isinstance(setting, PCDConfig):
             return setting
         if isinstance(setting, Profile):
-            return cls._of_profile(setting)
+            return setting.config()
         if isinstance(setting, str):
-            return cls._of_text(setting)
+            return cls._of_text(setting.strip())
         if isinstance(setting, Mapping):
             return cls._changed(base, setting)
         raise ArgumentError(
@@ -171,19 +164,25 @@ class PCDConfig(Fields):
 
     @classmethod
     def _of_text(cls, text: str) -> PCDConfig | None:
-        first, *values = words = text.strip().split(":")
+        first, *values = words = text.split(":")
         name = first.lower()
         if name == "off" and not values:
             return None
-        if "=" in name:
-            cls().replace(**read_values(words))  # what is wrong besides is said first
-            raise InputError(f"pcd is {text.strip()!r}, values without a preset; {_with_preset(text.strip())}")
         if name == "on" or name in PRESETS:
             return cls.preset(RECOMMENDED if name == "on" else name).replace(**read_values(values))
-        raise InputError(_not_a_setting(text.strip(), name))
+        if "=" in name:
+            cls().replace(**read_values(words))  # what is wrong besides is said first
+            raise InputError(f"pcd is {text!r}, values without a preset; {_with_preset(text)}")
+        if name == "pcd":
+            raise InputError(f"pcd is {text!r}, which is a method's name; write {':'.join(values) or 'paper'}")
+        names = ["on", "off", *PRESETS]
+        raise InputError(
+            f"pcd is {text!r}, which is not a setting{did_you_mean(name, names)}; allowed: {', '.join(names)}, a preset with "
+            "values such as paper:beta=1.5:window=64, or a profile's file (.json)"
+        )
 
     @classmethod
-    def _changed(cls, base: PCDConfig | None, fields: PCDFields) -> PCDConfig | None:
+    def _changed(cls, base: PCDConfig | None, fields: Mapping[str, Any]) -> PCDConfig | None:
         if base is None and not fields:
             return None
         made = (base or cls()).replace(**fields)
@@ -194,19 +193,8 @@ class PCDConfig(Fields):
             )
         return made
 
-    @classmethod
-    def _of_profile(cls, profile: Profile) -> PCDConfig | None:
-        try:
-            return None if profile.fields is None else cls().replace(**profile.fields)
-        except InputError as error:
-            raise InputError(f"{profile.path}: {error}") from error
-
-    def replace(self, /, **changes: Unpack[PCDFields]) -> PCDConfig:
-        """A copy with some fields changed.
-
-        Raises:
-            TypeError: a field does not exist; the message names the nearest.
-        """
+    def replace(self, /, **changes: Any) -> PCDConfig:
+        """A copy with some fields changed."""
         for name in changes:
             if name not in RANGES:
                 raise ArgumentError(
@@ -226,8 +214,14 @@ class PCDConfig(Fields):
         return {field.name: value for field in FIELDS.values() if (value := getattr(self, field.name)) != field.default}
 
     def describe(self) -> str:
-        """The preset "paper" and the fields that differ from it, as resolve() reads them: "paper:beta=1.5:window=64"."""
-        return ":".join(filter(None, ["paper", write_values(self.differences())]))
+        """As resolve() reads it, in the fewest values: a preset and what differs from it, such as "paper:beta=1.5:window=64"."""
+        texts = []
+        for name in PRESETS:
+            start = PCDConfig.preset(name)
+            changed = {field: value for field, value in self.as_dict().items() if value != getattr(start, field)}
+            is_other = "perturbation" in changed  # another kind of twin: its preset would mislead
+            texts.append((is_other, len(changed), ":".join(filter(None, [name, write_values(changed)]))))
+        return min(texts, key=lambda text: text[:2])[-1]
 
 
 def _arguments() -> str:
@@ -241,8 +235,6 @@ def _arguments() -> str:
 
 if PCDConfig.__doc__:  # python -OO has none
     PCDConfig.__doc__ = inspect.cleandoc(PCDConfig.__doc__).replace("Raises:", f"{_arguments()}\n\nRaises:")
-rename(PCDConfig, {name: f"preset({name!r})" for name in ("paper", "cautious", "blog")})
-rename(PCDConfig, {"windowed": "preset('window')", "gentle": "preset('unsure')", "from_profile": "resolve(path)"})
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -256,37 +248,13 @@ _NONE = {
 
 
 def typed(config: PCDConfig | None) -> str:
-    """A setting as it can be typed: off, or a preset and the values that differ from it, in the fewest values."""
-    if config is None:
-        return "off"
-    fields = config.as_dict()
-    texts = []
-    for name in PRESETS:
-        start = PCDConfig.preset(name).as_dict()
-        changed = {field: value for field, value in fields.items() if value != start[field]}
-        is_other = "perturbation" in changed  # another kind of twin: its preset would mislead
-        texts.append((is_other, len(changed), f"{name}:{write_values(changed)}" if changed else name))
-    return min(texts, key=lambda text: text[:2])[-1]
-
-
-def _near(name: str, names: Iterable[str]) -> str:
-    return f" (it is called {_FORMER[name]!r} now)" if name in _FORMER else did_you_mean(name, names)
+    """A setting as it can be typed, off included."""
+    return "off" if config is None else config.describe()
 
 
 def _with_preset(values: str) -> str:
     """What to write in place of values alone: they meant the paper's other fields, which nearly nobody wants."""
     return "write " + " or ".join(":".join(filter(None, [name, values])) for name in ("paper", RECOMMENDED))
-
-
-def _not_a_setting(text: str, name: str) -> str:
-    """The error message for a text whose first word is unknown."""
-    names = ["on", "off", *PRESETS]
-    if name == "pcd":
-        return f"pcd is {text!r}, which is a method's name; write {text[len('pcd:') :] or 'paper'}"
-    return (
-        f"pcd is {text!r}, which is not a setting{_near(name, names)}; allowed: {', '.join(names)}, a preset with values such as "
-        "paper:beta=1.5:window=64, or a profile's file (.json)"
-    )
 
 
 def read_values(words: Iterable[str]) -> dict[str, Any]:
@@ -351,6 +319,12 @@ class Profile:
             raise InputError(f"{file} is damaged; `pypcd tune` writes another")
         return cls(str(path), fields, evidence)
 
+    def config(self) -> PCDConfig | None:
+        try:
+            return None if self.fields is None else PCDConfig().replace(**self.fields)
+        except InputError as error:
+            raise InputError(f"{self.path}: {error}") from error
+
     def write(self) -> None:
         record = {"pypcd_profile": _VERSION, "pcd": self.fields, "evidence": self.evidence}
         files.write(self.path, json.dumps(record, indent=2) + "\n")
@@ -367,11 +341,7 @@ class Profile:
 
 
 def load(setting: Any) -> Any:
-    """A profile for the path of one, so that its file is read once; any other setting unchanged.
-
-    Raises:
-        FileNotFoundError, ValueError: as Profile.read().
-    """
+    """A profile for the path of one, so that its file is read once; any other setting unchanged."""
     return Profile.read(setting.strip()) if isinstance(setting, str) and is_profile(setting) else setting
 
 
@@ -380,5 +350,5 @@ def is_profile(text: str) -> bool:
     return text.strip().endswith(".json")
 
 
-PCDSetting = None | bool | str | PCDFields | PCDConfig | Profile
+PCDSetting = None | bool | str | Mapping[str, Any] | PCDConfig | Profile
 """What `pcd=` takes: off, on, a text, a mapping of fields, a whole setting, or a profile that was read."""

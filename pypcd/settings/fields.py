@@ -2,9 +2,9 @@
 
 All else that lists them is made from this table: what PCDConfig checks and `help()` shows of it; the C struct with its enums, defaults
 and ranges (`cmake/fields.py`) and the same struct in ctypes; what a request to `pypcd serve` may change; the table in
-docs/settings.md. PCDFields repeats names and types for type checkers, which read but do not run this; a test compares the two.
+docs/settings.md.
 
-To add one: a line in Fields and one in PCDFields, the formula (in `cpp/` and, for the tests, in numpy), and a test of it. Then
+To add one: a line in Fields, the formula (in `cpp/` and, for the tests, in numpy), and a test of it. Then
 `python cmake/fields.py --docs` writes the table in the docs. As the struct in C changes, LLAMA_PCD_VERSION and library.API_VERSION are
 raised by one. If the field changes what twins see, `cpp/twins/settings.cpp` has to know (same_table, find_difference).
 
@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, get_args
 
 from pypcd.settings.ranges import Check, Choice, Integer, Number, OrNone
 
-__all__ = ["FIELDS", "OFFSET", "RANGES", "Field", "Fields", "PCDFields", "names"]
+__all__ = ["FIELDS", "OFFSET", "RANGES", "Field", "Fields", "names"]
 
 # each in the order of its numbers in C
 Cache = Literal["rerotated", "shared", "separate"]
@@ -258,33 +258,6 @@ class Fields:
         "before `min_context` is plain too.",
         own=True,
     )
-
-
-class PCDFields(TypedDict, total=False):
-    """Some fields of PCDConfig, for `pcd={"beta": 1.5}`: a mapping that type checkers look into."""
-
-    alpha: float
-    beta: float
-    gamma: int
-    base_ratio: float
-    relative_top: float
-    cache: Cache
-    evaluation: Evaluation
-    transition: Transition
-    perturbation: Perturbation
-    window: int | None
-    n_sink: int
-    band: Band
-    type_k_over: KeyType | None
-    noise: float
-    offset_min: int
-    offset_max: int
-    seed: int
-    sequences: Sequences
-    adaptive: Adaptive | None
-    min_context: int
-    min_entropy: float
-    min_first_entropy: float
 
 
 FIELDS: Mapping[str, Field] = {

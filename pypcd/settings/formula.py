@@ -59,9 +59,6 @@ def rho(
 
     Returns:
         float64[n_rot/2]
-
-    Raises:
-        ValueError: there is no such transition or band.
     """
     j = np.arange(1, n_rot // 2 + 1)
     lowered = float(base_ratio) ** (-2.0 * (j - 1) / n_rot)
@@ -142,11 +139,7 @@ def plausible(standard: npt.ArrayLike, *, gamma: int = 30, relative_top: float =
 
 
 def strength(standard: npt.ArrayLike, local: npt.ArrayLike, *, beta: float = 2.5, adaptive: str | None = None) -> float:
-    """The strength of one step's contrast, beta_t: beta, with adaptive="jsd" times jsd() of the two rows.
-
-    Raises:
-        ValueError: there is no such measure.
-    """
+    """The strength of one step's contrast, beta_t: beta, with adaptive="jsd" times jsd() of the two rows."""
     return beta if RANGES["adaptive"]("adaptive", adaptive) is None else beta * jsd(standard, local)
 
 

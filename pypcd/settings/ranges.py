@@ -2,7 +2,8 @@
 
     check(self, beta=Number(0, 1000), gamma=Integer(1), cache=Choice(("rerotated", "shared")))
 
-Knows nothing of what the values mean.
+A check is called with a value's name and the value, and returns it as a plain float, int or str. It raises ValueError, with the name,
+the value and what is allowed. Knows nothing of what the values mean.
 """
 
 from __future__ import annotations
@@ -39,14 +40,9 @@ class Number:
         text = f"{'more than' if self.open_below else 'from'} {_shown(self.low)}"
         if self.high < math.inf:
             text += f" {'and at most' if self.open_below else 'to'} {_shown(self.high)}"
-        return _noted(text, self.note)
+        return f"{text}; {self.note}" if self.note else text
 
     def __call__(self, name: str, value: Any) -> float:
-        """The value as a float.
-
-        Raises:
-            ValueError: it is not a number, or out of range; the message has the name, the value and what is allowed.
-        """
         if isinstance(value, bool) or not isinstance(value, numbers.Real):  # numpy's scalars are Real too
             raise InputError(f"{name} is {value!r}, not a number; allowed: {self.allowed}")
         try:
@@ -54,7 +50,8 @@ class Number:
         except OverflowError:
             result = math.inf
         if not math.isfinite(result) or not self.low <= result <= self.high or (self.open_below and result == self.low):
-            raise InputError(f"{name} is {_plain(value, result)!r}; allowed: {self.allowed}")
+            shown = value if isinstance(value, int) and math.isfinite(result) else result  # without numpy's type
+            raise InputError(f"{name} is {shown!r}; allowed: {self.allowed}")
         return result
 
 
@@ -74,30 +71,24 @@ class Integer:
 
     @property
     def allowed(self) -> str:
-        return self._allowed(self.high < _MAX)
-
-    def _allowed(self, with_high: bool) -> str:
         kind = {1: "an integer", 2: "an even integer"}.get(self.multiple_of, f"a multiple of {self.multiple_of}")
-        end = f"from {self.low} to {self.high}" if with_high else f"of at least {self.low}"
-        return _noted(f"{kind} {end}", self.note)
+        text = f"{kind} from {self.low} to {self.high}" if self.high < _MAX else f"{kind} of at least {self.low}"
+        return f"{text}; {self.note}" if self.note else text
 
     def __call__(self, name: str, value: Any) -> int:
-        """The value as an int.
-
-        Raises:
-            ValueError: it is not an integer, or out of range; the message has the name, the value and what is allowed.
-        """
-        whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-        if not whole or not self.low <= int(value) <= self.high or int(value) % self.multiple_of:
-            shown = int(value) if whole else value
-            is_large = whole and int(value) > self.high  # then that a library's integers end somewhere is worth saying
-            raise InputError(f"{name} is {shown!r}; allowed: {self._allowed(is_large or self.high < _MAX)}")
-        return int(value)
+        if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+            raise InputError(f"{name} is {value!r}; allowed: {self.allowed}")
+        number = int(value)
+        if number > self.high == _MAX:  # only then it is worth saying that the library's integers end
+            raise InputError(f"{name} is {number}; allowed: an integer from {self.low} to {_MAX}")
+        if not self.low <= number <= self.high or number % self.multiple_of:
+            raise InputError(f"{name} is {number}; allowed: {self.allowed}")
+        return number
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """One of some names."""
+    """One of some names; for another one the message has the nearest."""
 
     names: Sequence[str]
 
@@ -106,11 +97,6 @@ class Choice:
         return ", ".join(map(repr, self.names))
 
     def __call__(self, name: str, value: Any) -> str:
-        """The value.
-
-        Raises:
-            ValueError: it is not one of the names; the message has the nearest one and all that are allowed.
-        """
         if not isinstance(value, str) or value not in self.names:
             raise InputError(f"{name} is {value!r}{did_you_mean(value, self.names)}; allowed: {self.allowed}")
         return value
@@ -134,11 +120,7 @@ Check = Number | Integer | Choice | OrNone | Callable[[str, Any], Any]
 
 
 def check(of: object, **checks: Check) -> None:
-    """Check fields of a (frozen) dataclass, and keep them as plain int, float and str.
-
-    Raises:
-        ValueError: a value is out of range; the message has the field, the value and what is allowed.
-    """
+    """Check fields of a (frozen) dataclass, and keep them as plain int, float and str."""
     for name, kind in checks.items():
         object.__setattr__(of, name, kind(name, getattr(of, name)))
 
@@ -153,15 +135,6 @@ def literal(text: str) -> int | float | str:
     return text
 
 
-def _plain(value: Any, number: float) -> int | float:
-    """What the user gave, without numpy's type."""
-    return value if isinstance(value, int) and math.isfinite(number) else number
-
-
 def _shown(value: float) -> str:
     short = f"{value:g}"
     return short if float(short) == value else repr(value)
-
-
-def _noted(text: str, note: str) -> str:
-    return f"{text}; {note}" if note else text

@@ -34,11 +34,7 @@ _EXAMPLE = "host:port such as 127.0.0.1:50052, several with commas between them"
 
 
 def parse_servers(servers: Servers) -> tuple[str, ...]:
-    """The addresses, each once and as host:port.
-
-    Raises:
-        ValueError: one is no address, or there twice.
-    """
+    """The addresses, each once and as host:port."""
     if servers is None:
         return ()
     words = servers.split(",") if isinstance(servers, str) else list(servers)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pypcd.decode import values_of
-from pypcd.decode.search import IsOver, Look, never
+from pypcd.decode.search import IsOver, Look, Search, never
 from pypcd.settings.formula import log_softmax
 from pypcd.settings.ranges import Integer, Number, check
 
@@ -20,7 +20,7 @@ __all__ = ["Beam", "parse"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Beam:
+class Beam(Search):
     """Beam search: the answer with the highest sum of log-probabilities divided by length ** length_penalty.
 
     As in Hugging Face's transformers: of the 2 n best continuations of n beams, those that end the answer and are among
@@ -41,7 +41,7 @@ class Beam:
         check(self, n=Integer(2, 31), length_penalty=Number(-10, 10))
 
     @property
-    def n_sequences(self) -> int:
+    def n_sequences(self) -> int:  # type: ignore[override]
         return 2 * self.n + 1
 
     def run(

@@ -20,6 +20,10 @@ def turn(*pieces: tuple[str, str]) -> Any:
     return [("user", tuple(Piece(text, kind) for kind, text in pieces))]
 
 
+def written(llm: pypcd.Llama, tokens: list[int]) -> str:
+    return b"".join(token_bytes(llm, token) for token in tokens).decode()
+
+
 S, Q, N = "segment", "question", ""
 
 
@@ -85,10 +89,9 @@ def test_templates_get_the_message_and_may_strip_it(content: str, text: str, tin
     template = "{% for m in messages %}U{{ " + content + " }}Z{% endfor %}"
     llm = load(tiny("llama", chat_template=template), False)
     laid = lay(llm, turn((S, "\n A"), (S, "B"), (Q, " Q? ")), chat=True)
-    assert b"".join(token_bytes(llm, token) for token in laid.tokens).decode() == " " + text
+    assert written(llm, laid.tokens) == " " + text
     parts = [laid.tokens[first:last] for first, last in [*laid.segments, laid.question or (0, 0)]]
-    said = [b"".join(token_bytes(llm, token) for token in part).decode().strip() for part in parts]
-    assert said == ["A", "B", "Q?"]
+    assert [written(llm, part).strip() for part in parts] == ["A", "B", "Q?"]
     with pytest.raises(pypcd.PCDError, match="no chat template"):
         lay(load(tiny("llama"), False), turn((Q, "Q")), chat=True)
 
@@ -139,19 +142,12 @@ def test_no_message_has_a_mark_of_the_templates(text: str, before: str, behind: 
         "<|no|>",
         *["<|me|>"] * bool(behind),
     ]
-    letters = b"".join(token_bytes(llm, token) for token in laid.tokens).decode()
-    assert letters.replace(" ", "") == f"<|you|>{text}<|no|>Q?{behind}"
+    assert written(llm, laid.tokens).replace(" ", "") == f"<|you|>{text}<|no|>Q?{behind}"
 
 
 def test_an_answer_is_begun_without_the_space_that_its_next_token_has(tiny: Tiny, load: Load) -> None:
-    llm = load(
-        tiny("llama", chat_template="{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>"), False
-    )
-    written = b"".join(
-        token_bytes(llm, token) for token in lay(llm, turn((Q, "Q ")), chat=True, answer_prefix="It is: ").tokens
-    )
-    assert written.endswith(b"<user>Q <answer>It is:")
-    plain = b"".join(
-        token_bytes(llm, token) for token in lay(llm, turn((Q, "Q ")), chat=False, answer_prefix="It is: ").tokens
-    )
-    assert plain.endswith(b"Q It is: ")
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>"
+    llm = load(tiny("llama", chat_template=template), False)
+    for chat, end in ((True, "<user>Q <answer>It is:"), (False, "Q It is: ")):
+        tokens = lay(llm, turn((Q, "Q ")), chat=chat, answer_prefix="It is: ").tokens
+        assert written(llm, tokens).endswith(end)

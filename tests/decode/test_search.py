@@ -84,18 +84,6 @@ def test_wide_enough_beams_find_what_exhaustive_search_finds(seed: int, penalty:
     assert tuple(found) == tuple(token for token in best if token != END)
 
 
-def test_beams_prefer_two_good_tokens_to_one_better_and_one_bad() -> None:
-    """0 is more probable as the first token, but many tokens may follow it; after 1 the next token is certain."""
-
-    class Garden(Table):
-        def row(self, tokens: tuple[int, ...]) -> np.ndarray:
-            p = {(): [0.5, 0.4, 0.05, 0.05], (0,): [0.3, 0.3, 0.3, 0.1], (1,): [0.01, 0.97, 0.01, 0.01]}
-            return np.log(np.array(p.get(tokens, [0.25] * 4))).astype(np.float32)
-
-    assert next(Greedy().run(Garden(0), 2, is_end, unseen)) == 0  # type: ignore[arg-type]
-    assert list(Beam(2).run(Garden(0), 2, is_end, unseen)) == [1, 1]  # type: ignore[arg-type]
-
-
 def test_greedy_tells_of_every_token_and_its_row_the_end_included() -> None:
     class Two(Table):
         def row(self, tokens: tuple[int, ...]) -> np.ndarray:

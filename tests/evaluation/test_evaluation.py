@@ -203,6 +203,13 @@ def test_a_setting_of_the_stock_engine_is_a_method_beside_those_of_the_native_on
             assert outcome.records["kv-short", 300, i, methods[0]]["prediction"] == wanted
 
 
+def test_a_type_that_a_model_cannot_have_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    plan = Plan(str(tiny("llama", n_head=8)), ("kv-short",), ("greedy+kv:q8_0",), (400,), n=1, max_tokens=3)
+    outcome = evaluate(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 1024})
+    assert "allowed for heads of 8 values" in outcome.refused["greedy+kv:q8_0"]
+    assert {key[3] for key in outcome.records} == {"greedy"}
+
+
 @pytest.mark.parametrize(
     ("changes", "options", "named"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -14,14 +13,9 @@ from conftest import TOKENS, Load, Tiny, native_row, tolerance
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
-import research.methods  # noqa: F401  beam and cad
-from pypcd.decode import parse
-from pypcd.prompt import Prompt
 
 PROMPT = "bada what? The value of the third key is not here, and neither is the second."
 MESSAGES: Any = [{"role": "user", "content": PROMPT}]
-PARTS = Prompt("Look at: ", tuple(f"{i:02d}={i * 7 % 100:02d}" for i in range(12)), ", ", ". What is 05?", " It is")
-SCHEMA: Any = {"type": "json_object", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 SHORT: dict[str, Any] = {"max_tokens": 16, "temperature": 0.0}
 
 
@@ -65,14 +59,6 @@ def restored(llm: pypcd.Llama) -> Any:
     return np.stack(rows)
 
 
-def to_the_end(llm: pypcd.Llama) -> Any:
-    tokens: list[int] = []
-    with pytest.raises(ValueError, match="exceed the context of 256"):
-        for token in llm.generate((TOKENS * 3)[:240], temp=0.0):
-            tokens.append(token)  # noqa: PERF402
-    return tokens
-
-
 def copied(llm: pypcd.Llama) -> Any:
     copy = pickle.loads(pickle.dumps(llm))
     assert (copy.engine, copy.pcd) == (llm.engine, llm.pcd)
@@ -81,35 +67,16 @@ def copied(llm: pypcd.Llama) -> Any:
     return answer
 
 
-def answered(name: str) -> Callable[[pypcd.Llama], Any]:
-    return lambda llm: parse(name).generate(llm, PARTS, max_tokens=12).text
-
-
 CALLS: dict[str, tuple[Callable[[pypcd.Llama], Any], dict[str, Any]]] = {
     "completion": (lambda llm: text(llm(PROMPT, **SHORT)), {}),
-    "sampled": (lambda llm: text(llm(PROMPT, max_tokens=16, temperature=0.9, top_p=0.9, seed=7)), {}),
-    "stream": (lambda llm: text(llm(PROMPT, stream=True, **SHORT)), {}),
     "logprobs": (lambda llm: text(llm(PROMPT, logprobs=4, echo=True, **SHORT)), {"logits_all": True}),
-    "chat": (lambda llm: text(llm.create_chat_completion(MESSAGES, **SHORT)), {}),
     "chat stream": (lambda llm: text(llm.create_chat_completion(MESSAGES, stream=True, **SHORT)), {}),
-    "chat logprobs": (
-        lambda llm: text(llm.create_chat_completion(MESSAGES, logprobs=True, top_logprobs=3, **SHORT)),
-        {"logits_all": True},
-    ),
-    "schema": (lambda llm: text(llm.create_chat_completion(MESSAGES, response_format=SCHEMA, **SHORT)), {}),
-    "grammar": (lambda llm: text(llm(PROMPT, grammar=grammar(), **SHORT)), {}),
-    "grammar, asked for": (lambda llm: text(llm(PROMPT, grammar=grammar(), pcd=llm.pcd, **SHORT)), {}),
-    "logit_bias": (lambda llm: text(llm(PROMPT, logit_bias={40: 3.0, 41: -9.0}, **SHORT)), {}),
+    "grammar": (lambda llm: text(llm(PROMPT, grammar=grammar(), pcd=llm.pcd, **SHORT)), {}),
     "processor": (processed, {}),
-    "generate": (lambda llm: list(itertools.islice(llm.generate(TOKENS[:50], temp=0.0), 20)), {}),
     "small batches": (lambda llm: text(llm(PROMPT, **SHORT)), {"n_batch": 16, "n_ubatch": 8}),
     "prefixes": (continued, {}),
     "state": (restored, {}),
     "pickle": (copied, {}),
-    "end": (to_the_end, {}),
-    "beam": (answered("beam:3+pcd:paper:window=9:perturbation=none"), {"n_seq_max": 8}),
-    "cad": (answered("cad:0.5"), {"n_seq_max": 8}),
-    "replay": (answered("replay:3"), {}),
 }
 SETTINGS: list[dict[str, Any]] = [
     {"perturbation": "none", "window": 12, "beta": 1.5},
@@ -146,7 +113,7 @@ def test_what_one_shows_the_other_shows(name: str, setting: dict[str, Any], tiny
         llm = load(path, setting, engine=engine, **options)
         shown.append(call(llm))
         stats = llm.pcd_stats()
-        assert stats.n_twins or setting is not SETTINGS[0] or name in ("schema", "grammar", "cad", "replay", "pickle")
+        assert stats.n_twins or setting is not SETTINGS[0] or name == "pickle"
     assert same(*shown, 4 * tolerance(path)), shown
 
 
@@ -154,7 +121,5 @@ def test_each_call_shows_something(tiny: Tiny, load: Load) -> None:
     """With PCD it says something else than without, or the test above shows nothing."""
     path = tiny("llama", chat_template=CHAT_TEMPLATE)
     for name, (call, options) in CALLS.items():
-        if name in ("schema", "grammar", "cad", "replay", "beam"):  # plain, or with a setting of their own
-            continue
         shown = [call(load(path, setting, engine="stock", **options)) for setting in (SETTINGS[0], False)]
         assert not same(*shown, 4 * tolerance(path)), name

@@ -17,15 +17,13 @@ from conftest import Load, Tiny
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
-import research.methods  # noqa: F401  beam
-from pypcd import decode, engine
+from pypcd import engine
 from pypcd.llama import LEFT_PLAIN
 
 PROMPT = "The keys are red, blue and green. The first of the keys is"
 MESSAGES = [{"role": "user", "content": PROMPT}]
 SETTING = pypcd.PCDConfig(perturbation="none", window=8, beta=3.0, evaluation="fused")
 LETTERS = 'root ::= "<" [a-z] [a-z] [a-z] [a-z] [a-z] [a-z] [a-z] [a-z] ">"'
-FORM = re.compile("<[a-z]{8}>")
 BEGUN = re.compile(b"<[a-z]{0,8}|<[a-z]{8}>")  # a beginning of it
 SCHEMA = {
     "type": "object",
@@ -61,7 +59,6 @@ JSON = {**ALL, "response_format": {"type": "json_object", "schema": SCHEMA}}
 OPENAIS = {**ALL, "response_format": {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}}
 FORCED = {**ALL, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "find"}}}
 WAYS: dict[str, Callable[..., str]] = {
-    "call": lambda llm, **kw: said(llm(PROMPT, grammar=grammar(), **ALL, **kw)),
     "completion": lambda llm, **kw: said(llm.create_completion(PROMPT, grammar=grammar(), **ALL, **kw)),
     "stream": lambda llm, **kw: said(llm(PROMPT, grammar=grammar(), stream=True, **ALL, **kw)),
     "generate": lambda llm, **kw: drawn(llm, temp=0.0, grammar=grammar(), **kw),
@@ -83,7 +80,7 @@ WAYS: dict[str, Callable[..., str]] = {
 def pair(tiny: Tiny, load: Load) -> tuple[pypcd.Llama, pypcd.Llama]:
     """A model with PCD on, and one with it off."""
     path = tiny("llama", chat_template=CHAT_TEMPLATE)
-    return load(path, SETTING), load(path, False, n_seq_max=5)
+    return load(path, SETTING), load(path, False)
 
 
 # -- the default ------------------------------------------------------------------------------------------------------
@@ -175,42 +172,3 @@ def test_other_answers_are_contrasted_as_before(pair: tuple[pypcd.Llama, pypcd.L
     chat = said(stock.create_chat_completion(MESSAGES, **ALL, pcd=SETTING))
     assert said(llm.create_chat_completion(MESSAGES, **ALL)) == chat
     assert llm.pcd_stats().n_constrained == 0
-
-
-# -- beside an answer -------------------------------------------------------------------------------------------------
-
-
-def test_a_grammar_masks_what_it_does_not_allow(tiny: Tiny, load: Load) -> None:
-    """By brute force over the pieces of all tokens, along an answer."""
-    llm = load(tiny("llama"), False)
-    rules = engine.Grammar(llm, 'root ::= "ab" [0-9] | "ax"')
-    row = np.random.default_rng(0).normal(size=llm.n_vocab()).astype(np.float32)
-    pieces = [engine.token_bytes(llm, token) for token in range(llm.n_vocab())]
-    texts = [b"ax", *(b"ab%d" % digit for digit in range(10))]
-    so_far = b""
-    for char in (b"a", b"b", b"7"):
-        masked = rules.masked(row)
-        for token, piece in enumerate(pieces):
-            is_next = bool(piece) and any(text.startswith(so_far + piece) for text in texts)
-            assert masked[token] == (row[token] if is_next else -np.inf), (so_far, piece)
-        so_far += char
-        rules.accept(llm.tokenize(char, add_bos=False)[-1])
-    masked = rules.masked(row)
-    assert [token for token in range(llm.n_vocab()) if np.isfinite(masked[token])] == [
-        token for token in range(llm.n_vocab()) if engine.is_end(llm, token)
-    ]
-    assert np.isfinite(row).all(), "the given row stays"
-    with pytest.raises(ValueError, match="the grammar is not valid"):
-        engine.Grammar(llm, "root ::= nothing-like-it")
-
-
-@pytest.mark.parametrize("name", ["greedy", "pcd:paper:perturbation=none:window=8:beta=3.0"])
-def test_methods_answer_under_a_grammar_as_llama_does(name: str, pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
-    _, stock = pair
-    answer = decode.parse(name).generate(stock, PROMPT, max_tokens=40, grammar=LETTERS)
-    assert FORM.fullmatch(answer.text) and answer.n_prompt == len(stock.tokenize(PROMPT.encode(), special=False))
-    assert answer.text == said(stock(PROMPT, grammar=grammar(), **ALL, pcd=SETTING if name != "greedy" else False))
-    sampled = decode.parse("sample:temperature=2.0" + ("" if name == "greedy" else f"+{name}"))
-    assert FORM.fullmatch(sampled.generate(stock, PROMPT, max_tokens=40, grammar=LETTERS).text)
-    with pytest.raises(pypcd.UnsupportedError, match="one answer at a time"):
-        decode.parse("beam:2").generate(stock, PROMPT, max_tokens=5, grammar=LETTERS)

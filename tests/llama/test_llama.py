@@ -23,7 +23,6 @@ from tiny_gguf import CHAT_TEMPLATE
 import pypcd
 from pypcd import UnsupportedError
 from pypcd.decode import Session
-from pypcd.settings import formula
 from pypcd.settings.config import PRESETS
 
 T = TOKENS
@@ -183,23 +182,18 @@ def test_the_setting_is_restored_when_a_call_fails_or_a_stream_is_abandoned(tiny
     assert llm.pcd == before.replace(gamma=7), "what was assigned meanwhile stays"
 
 
-def test_rows_are_those_of_the_setting_they_were_evaluated_with(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False)
-    llm(PROMPT, max_tokens=3, temperature=0, pcd="paper:beta=1.0:gamma=5")
-    rows = llm.pcd_logits()
-    wanted = formula.contrast(rows.standard, rows.local, beta=1.0, gamma=5)
-    np.testing.assert_allclose(rows.contrasted, wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_a_repeated_prompt_reuses_its_prefix_and_gives_the_same_tokens(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), "paper")
+@pytest.mark.parametrize(("arch", "pcd"), [("llama", "paper"), ("lfm2", "window:window=8"), ("mamba", False)])
+def test_a_repeated_prompt_reuses_its_prefix_and_gives_the_same_tokens(
+    arch: str, pcd: Any, tiny: Tiny, load: Load
+) -> None:
+    llm = load(tiny(arch), pcd)
     fresh = list(itertools.islice(llm.generate(T[:60], temp=0), 12))
     for before in ([T[:60]], [T[:30] + T[70:90]], [T[:60] + [9, 9]], [T[90:100]]):
         list(itertools.islice(llm.generate(before[0], temp=0), 3))
         assert list(itertools.islice(llm.generate(T[:60], temp=0), 12)) == fresh
     llm.eval(T[:3])
     llm.reset()
-    for setting in (False, {"beta": 0.3}):  # the logits at hand were made under another setting
+    for setting in (False, {"beta": 0.3}) if arch == "llama" else ():  # the logits at hand were made under another one
         other = list(itertools.islice(load(tiny("llama"), setting).generate(T[:60], temp=0), 12))
         assert other != fresh
         list(itertools.islice(llm.generate(T[:60], temp=0), 1))
@@ -207,11 +201,12 @@ def test_a_repeated_prompt_reuses_its_prefix_and_gives_the_same_tokens(tiny: Tin
         assert list(itertools.islice(llm.generate(T[:60], temp=0), 12)) == fresh
 
 
-def test_a_ram_cache_gives_the_answers_of_an_uncached_model(tiny: Tiny, load: Load) -> None:
-    llm, fresh = load(tiny("llama"), "paper"), load(tiny("llama"), "paper")
+@pytest.mark.parametrize(("arch", "settings"), [("llama", (None, False, {"alpha": 0.5})), ("mamba", (None,))])
+def test_a_ram_cache_gives_the_answers_of_an_uncached_model(arch: str, settings: Any, tiny: Tiny, load: Load) -> None:
+    llm, fresh = (load(tiny(arch), "paper" if arch == "llama" else False) for _ in range(2))
     llm.set_cache(llama_cpp.LlamaRAMCache())
     for prompt in (PROMPT, "another prompt, quite unlike it", PROMPT, PROMPT + " and more", "another prompt"):
-        for setting in (None, False, {"alpha": 0.5}):
+        for setting in settings:
             fresh.reset()
             fresh._ctx.kv_cache_clear()
             assert text_of(llm(prompt, max_tokens=10, temperature=0, pcd=setting)) == text_of(
@@ -356,12 +351,13 @@ def test_a_decoder_that_waits_for_an_encoder_is_refused(tiny: Tiny, load: Load) 
 )
 def test_a_broken_chat_template_ends_chats_alone(template: str, tiny: Tiny, load: Load) -> None:
     whole, broken = (load(tiny("llama", chat_template=text), False) for text in (CHAT_TEMPLATE, template))
-    assert broken.metadata["tokenizer.chat_template"] == template
     asked: Any = {"max_tokens": 8, "temperature": 0.0}
     assert broken("ab", **asked)["choices"] == whole("ab", **asked)["choices"]
     messages: Any = [{"role": "user", "content": "ab"}]
     for ask in (lambda: broken.create_chat_completion(messages, **asked), lambda: broken.ask(question="ab")):
-        with pytest.raises(pypcd.PCDError, match="the model's chat template is broken: .*; without a template"):
+        with pytest.raises(
+            (ValueError, pypcd.PCDError), match="^the model's chat template is broken: .*; without a template"
+        ):
             ask()
     named: Any = {"chat_format": "chatml"}
     given = (load(tiny("llama", chat_template=text), False, **named) for text in (CHAT_TEMPLATE, template))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import pathlib
 import pickle
@@ -19,7 +18,7 @@ from pypcd import PCDConfig
 from pypcd.engine import _bindings as _native
 from pypcd.engine._native import native_params
 from pypcd.settings import fields
-from pypcd.settings.fields import FIELDS, Fields, PCDFields
+from pypcd.settings.fields import FIELDS, Fields
 from pypcd.settings.ranges import Choice, Integer, Number, OrNone
 
 configs = st.builds(
@@ -65,12 +64,6 @@ def test_every_field_reaches_the_library(c: PCDConfig) -> None:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def test_type_checkers_are_told_the_same_fields_twice() -> None:
-    """The one thing that a field of the table needs beside it: a line in PCDFields."""
-    told = {name: getattr(kind, "__forward_arg__", kind) for name, kind in PCDFields.__annotations__.items()}
-    assert told == Fields.__annotations__ and list(told) == list(FIELDS)
-
-
 @pytest.mark.parametrize("field", FIELDS.values(), ids=FIELDS)
 def test_a_fields_numbers_are_those_of_what_is_allowed(field: fields.Field) -> None:
     kind = field.range.kind if isinstance(field.range, OrNone) else field.range
@@ -87,16 +80,6 @@ def test_the_names_of_a_choice_are_those_of_its_type() -> None:
 
 
 # -- the setting -------------------------------------------------------------------------------------------------------
-
-
-def test_a_config_is_a_frozen_hashable_value() -> None:
-    c = PCDConfig(beta=1)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        c.beta = 2.0  # type: ignore[misc]
-    assert {c: 1}[PCDConfig(beta=1.0)] == 1
-    assert c.replace(beta=3).beta == 3.0
-    with pytest.raises(ValueError, match="beta is -1"):
-        c.replace(beta=-1)
 
 
 def test_defaults_by_hand() -> None:

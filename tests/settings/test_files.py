@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,60 +17,43 @@ from hypothesis import strategies as st
 from pypcd import files
 from pypcd.decode.prompt_cache import PromptCache
 
-VARIABLES = ("XDG_CACHE_HOME", "XDG_STATE_HOME", "LOCALAPPDATA")
-
-
-@pytest.fixture(autouse=True)
-def home(monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", lambda: Path("/home/ada"))
-    return Path("/home/ada")
-
-
-@pytest.fixture
-def homeless(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    def none() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", none)
-
 
 @pytest.mark.parametrize(
-    ("system", "cache", "state"),
+    ("system", "variable", "kind", "usual"),
     [
-        ("linux", ".cache", ".local/state"),
-        ("darwin", "Library/Caches", ".local/state"),
-        ("win32", "AppData/Local", "AppData/Local"),
+        ("linux", "XDG_CACHE_HOME", "cache", ".cache"),
+        ("linux", "XDG_STATE_HOME", "state", ".local/state"),
+        ("darwin", "XDG_CACHE_HOME", "cache", "Library/Caches"),
+        ("darwin", "XDG_STATE_HOME", "state", ".local/state"),
+        ("win32", "LOCALAPPDATA", "cache", "AppData/Local"),
+        ("win32", "LOCALAPPDATA", "state", "AppData/Local"),
     ],
 )
 def test_folders_of_each_system(
-    monkeypatch: pytest.MonkeyPatch, home: Path, system: str, cache: str, state: str
+    monkeypatch: pytest.MonkeyPatch, system: str, variable: str, kind: str, usual: str
 ) -> None:
+    find = getattr(files, kind)
     monkeypatch.setattr(files.sys, "platform", system)
-    assert (files.cache(), files.state()) == (home / cache / "pypcd", home / state / "pypcd")
-
-
-@pytest.mark.parametrize(
-    ("system", "variable", "find"),
-    [
-        ("linux", "XDG_CACHE_HOME", files.cache),
-        ("darwin", "XDG_CACHE_HOME", files.cache),
-        ("linux", "XDG_STATE_HOME", files.state),
-        ("win32", "LOCALAPPDATA", files.cache),
-    ],
-)
-def test_a_variable_names_another(
-    monkeypatch: pytest.MonkeyPatch, homeless: None, system: str, variable: str, find: Callable[[], Path]
-) -> None:
-    monkeypatch.setattr(files.sys, "platform", system)
+    monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/ada"))
+    assert find() == Path("/home/ada") / usual / "pypcd"
+    monkeypatch.setattr(Path, "home", no_home)
     with pytest.raises(OSError, match=f"no home folder; set HOME or {variable}"):
         find()
     monkeypatch.setenv(variable, "/elsewhere")
     assert find() == Path("/elsewhere/pypcd")
 
 
-def test_without_a_home_documents_are_not_kept_and_it_is_said(homeless: None, caplog: pytest.LogCaptureFixture) -> None:
+def no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_without_a_home_documents_are_not_kept_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
     with caplog.at_level(logging.WARNING, "pypcd"):
         cache = PromptCache()
     assert cache.limit == 0 and cache.entries() == []

@@ -236,9 +236,3 @@ def test_log_probabilities_sum_to_one_even_of_large_logits_and_excluded_tokens()
 )
 def test_ranks_by_hand(row: list[float], gold: list[int] | int, wanted: int) -> None:
     assert rank(row, gold) == wanted
-
-
-@given(st.lists(st.integers(-3, 3), min_size=1, max_size=20), st.data())
-def test_ranks_by_counting(row: list[int], data: st.DataObject) -> None:
-    gold = data.draw(st.integers(0, len(row) - 1))
-    assert rank(row, [gold]) == 1 + sum(1 for value in row if value > row[gold])

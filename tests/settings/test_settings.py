@@ -32,8 +32,6 @@ def test_what_describe_prints_is_the_setting_when_it_is_pasted(c: PCDConfig, oth
     assert PCDConfig.resolve(c.describe()) == PCDConfig.resolve(c.describe(), other) == c
     assert PCDConfig.resolve(f" {c.describe()}\n", other) == c
     assert not re.search(r"[\s,+]", c.describe())  # as a method's name it may stand in a list, and beside another part
-    shown = typed(c)  # what the chat shows
-    assert PCDConfig.resolve(shown) == PCDConfig.resolve(shown, other) == c
 
 
 @given(anything)
@@ -48,10 +46,7 @@ def test_a_methods_name_is_the_setting_too(c: PCDConfig) -> None:
         "beta=1.5,window=64",
         "beta=1.5 window=64",
         "window,relative_top=0.1",
-        "cautious beta=2:gamma=10",
-        "beta=1.5:",
         "beta=1.5::window=64",
-        "beta = 1.5",
     ],
 )
 def test_words_are_joined_by_colons_alone(text: str) -> None:
@@ -76,7 +71,6 @@ def test_a_comma_within_a_method_is_explained() -> None:
         ("pcd:cautious", "pcd is 'pcd:cautious', which is a method's name; write cautious"),
         ("", "allowed: on, off"),
         ("onn", "did you mean 'on'"),
-        ("gentle", "it is called 'unsure' now"),
         ("off:beta=1", "which is not a setting"),
         ("beta=", "name=value"),
         ("beta=1", r"pcd is 'beta=1', values without a preset; write paper:beta=1 or unsure:beta=1$"),

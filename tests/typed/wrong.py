@@ -11,31 +11,22 @@ pypcd.Lama("model.gguf")  # wrong
 pypcd.Llama()  # wrong
 pypcd.Llama(3)  # wrong
 pypcd.Llama("model.gguf", 512)  # wrong
-pypcd.Llama("model.gguf", n_ctxx=3)  # wrong
 pypcd.Llama("model.gguf", n_ctx="3")  # wrong
 pypcd.Llama("model.gguf", pcd=3.5)  # wrong
-pypcd.Llama("model.gguf", pcd={"bta": 1.5})  # wrong
-pypcd.Llama("model.gguf", pcd={"beta": "1.5"})  # wrong
-pypcd.Llama("model.gguf", pcd={"cache": "sharde"})  # wrong
-pypcd.Llama("model.gguf", gpu=True)  # wrong
 pypcd.Llama("model.gguf", engine="stok")  # wrong
 pypcd.Llama.from_pretrained("owner/model")  # wrong
 
 pypcd.PCDConfig(bta=1.5)  # wrong
 pypcd.PCDConfig(beta="1.5")  # wrong
 pypcd.PCDConfig(band="lwo")  # wrong
-pypcd.PCDConfig().replace(bta=1.5)  # wrong
 pypcd.PCDConfig.unsure()  # wrong
 pypcd.PCDConfig().beta = 1.5  # wrong
 
 llm.pcd = 3.5  # wrong
-llm.pcd = {"bta": 1.5}  # wrong
 
 llm()  # wrong
 llm(3)  # wrong
 llm(prompt=3)  # wrong
-llm("Once", max_tokns=3)  # wrong
-llm("Once", pdc=True)  # wrong
 llm("Once", pcd=3.5)  # wrong
 llm("Once")["choice"]  # wrong
 llm("Once")["choices"][0]["message"]  # wrong
@@ -46,9 +37,7 @@ for text in llm("Once"):
 llm.create_completion(prompt=3)  # wrong
 llm.create_chat_completion("Who?")  # wrong
 llm.create_chat_completion([{"role": "usr", "content": "Who?"}])  # wrong
-llm.create_chat_completion([], tool="x")  # wrong
 llm.create_chat_completion([])["choices"][0]["text"]  # wrong
 llm.generate("Once")  # wrong
-llm.sample(tmp=0.0)  # wrong
 llm.pcd_logits().contrast  # wrong
 llm.pcd_stat()  # wrong
