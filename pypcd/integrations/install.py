@@ -114,15 +114,11 @@ def _ours(stock: Any, original: Callable[..., None]) -> Callable[..., None]:
             return
         from pypcd import llama
 
-        if kwargs.get("draft_model") is not None:
-            warnings.warn(
-                "with a draft model llama_cpp.Llama decodes plainly: PCD does not contrast its tokens", stacklevel=2
-            )
-        elif type(self) is stock:
+        if type(self) is stock:
             self.__class__ = llama.Llama
             _open(self, *args, **kwargs)
             return
-        elif not isinstance(self, llama.Llama):
+        if not isinstance(self, llama.Llama):
             warnings.warn(
                 f"{type(self).__module__}.{type(self).__qualname__} is derived from llama_cpp.Llama and decodes plainly; derive it from "
                 "pypcd.Llama for PCD",

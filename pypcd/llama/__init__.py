@@ -13,6 +13,7 @@ from pypcd import engine as lib  # first: it reports a wrong or missing library
 
 # isort: split
 import llama_cpp
+import numpy as np
 from typing_extensions import Self
 
 from pypcd.engine import PCDAnswer, PCDLogits, PCDStats
@@ -24,6 +25,7 @@ from pypcd.settings.ranges import Integer
 from pypcd.settings.remote import Servers, parse_servers
 
 if TYPE_CHECKING:
+    from llama_cpp.llama_speculative import LlamaDraftModel
     from llama_cpp.llama_types import (
         ChatCompletionRequestMessage,
         CreateChatCompletionResponse,
@@ -84,9 +86,11 @@ class Llama(llama_cpp.Llama):
         n_threads_batch: how many threads read prompts; None: n_threads if that is given, else the number of cores, or as many as
             other programs leave.
         verbose: whether llama.cpp's log is printed (llama_cpp's default is True).
+        draft_model: proposes tokens that are evaluated ahead, as llama_cpp.Llama does it, while PCD is off. Beside it PCD is an
+            UnsupportedError.
         progress: called after each batch of a prompt of more than one, with the number of tokens that are evaluated and that of all
             that have to be; what it raises stops the evaluation there.
-        **kwargs: the other arguments of llama_cpp.Llama, but for draft_model.
+        **kwargs: the other arguments of llama_cpp.Llama.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -114,13 +118,12 @@ class Llama(llama_cpp.Llama):
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
         verbose: bool = False,
+        draft_model: LlamaDraftModel | None = None,
         progress: Callable[[int, int], object] | None = None,
         **kwargs: Any,
     ) -> None:
         opening: dict[str, Any] = {**kwargs}
         arguments.check_keywords(opening)
-        if opening.get("draft_model") is not None:
-            raise UnsupportedError("PCD does not contrast the tokens of a draft model; a llama_cpp.Llama takes one")
         self.progress = progress
         self._lock = lock.ModelLock(self)
         # the setting
@@ -138,6 +141,9 @@ class Llama(llama_cpp.Llama):
         self._n_constrained = 0  # answers left plain under a grammar
         self._answer = PCDAnswer()
         self.model_path = path = resolve_model(model_path)
+        self.draft_model = draft_model
+        if draft_model is not None:  # llama_cpp.Llama turns this on as well, but makes room for n_batch rows alone
+            opening["logits_all"] = True
         config = self._resolve(pcd)
         self._n_seq_max = Integer(1, lib.N_SEQUENCES)("n_seq_max", n_seq_max)
         self._rpc_servers, servers = rpc_servers, parse_servers(rpc_servers)
@@ -164,12 +170,14 @@ class Llama(llama_cpp.Llama):
         arguments.check_opening(path, opening, self._n_seq_max)
         try:
             try:
-                super().__init__(path, **opening)
+                super().__init__(path, draft_model=draft_model, **opening)
             except PCDError:
                 raise
             except (ValueError, RuntimeError) as error:
                 raise ModelError(f"cannot load {path}: {explained(lib.last_errors() or str(error))}") from error
             lib.guard_handles(self, lib.open_stock(self, self._n_seq_max) if self._engine == "stock" else None)
+            # generate() writes a drafted text's next token down before eval() can say that it does not fit
+            self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
             self._fingerprint = saved_state.fingerprint(path)
             # what tells these files from others, also before they were changed: 16 hexadecimal digits
             self.weights_id = saved_state.weights_id(path)
@@ -245,7 +253,13 @@ class Llama(llama_cpp.Llama):
         setting = load(setting)
         if isinstance(setting, Profile) and (text := setting.remark(self.model_path)):
             lib.logger.warning("%s", text)
-        return PCDConfig.resolve(setting, self._pcd)
+        config = PCDConfig.resolve(setting, self._pcd)
+        if config is not None and self.draft_model is not None:
+            raise UnsupportedError(
+                f"PCD ({config.describe()}) cannot run here: there is a draft model, whose tokens are not contrasted; set "
+                "draft_model to None, or leave PCD off"
+            )
+        return config
 
     def _warn_beyond_training(self, opening: Mapping[str, Any]) -> None:
         trained = lib.n_ctx_train(self)

@@ -97,7 +97,7 @@ class StreamGuard:
         _ = llm.ctx  # a closed model says so
         if lock.in_callback:
             raise PCDError(
-                "a logits processor or stopping criterion asks the model that has called it for a text; "
+                "a logits processor, stopping criterion or draft model asks the model that has called it for a text; "
                 "open a second pypcd.Llama for that"
             )
         if self._n_changes != llm._n_changes or llm.n_tokens < self._n_tokens:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import pickle
@@ -16,7 +15,6 @@ import llama_cpp
 import pytest
 from conftest import run_python
 from llama_cpp import Llama as ImportedBefore
-from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 import pypcd
 
@@ -126,17 +124,6 @@ def test_a_model_for_embeddings_or_that_cannot_run_it_decodes_plainly_and_says_s
     assert llm.pcd is None and seen[0].filename == __file__
     with pytest.raises(pypcd.UnsupportedError):
         made(tiny("mamba"), pcd="paper")
-
-
-def test_a_model_with_drafts_stays_llama_cpps(tiny: Tiny) -> None:
-    kwargs: Any = {"draft_model": LlamaPromptLookupDecoding(4), "n_ctx": 256, "n_threads": 1, "verbose": False}
-    with pytest.raises(pypcd.UnsupportedError, match="draft model; a llama_cpp.Llama takes one"):
-        pypcd.Llama(tiny("llama"), **kwargs)
-    pypcd.install("window")
-    with pytest.warns(UserWarning, match="with a draft model llama_cpp.Llama decodes plainly"):
-        llm = llama_cpp.Llama(str(tiny("llama")), **kwargs)
-    with contextlib.closing(llm):
-        assert type(llm) is llama_cpp.Llama and len(llm("a", max_tokens=3)["choices"]) == 1
 
 
 def test_a_class_of_others_stays_theirs_and_one_of_pypcds_too(tiny: Tiny) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import llama_cpp
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from llama_cpp.llama_types import (
     ChatCompletionRequestMessage,
     CreateChatCompletionResponse,
@@ -21,7 +22,7 @@ import pypcd
 llm = pypcd.Llama("model.gguf", pcd="unsure", n_ctx=4096, n_gpu_layers=-1, verbose=False)
 pypcd.Llama(Path("model.gguf"), pcd={"beta": 1.5, "window": 64}, n_ctx=None, flash_attn=None)
 pypcd.Llama(model_path="model.gguf", rpc_servers=["one:50052", "two:50052"], n_seq_max=4, use_extra_bufts=True)
-pypcd.Llama("model.gguf", chat_format="chatml", type_k=8)
+pypcd.Llama("model.gguf", chat_format="chatml", type_k=8, draft_model=LlamaPromptLookupDecoding())
 assert_type(pypcd.Llama.from_pretrained("owner/model", "*.gguf", pcd=True, n_ctx=512), pypcd.Llama)
 stock: llama_cpp.Llama = llm
 
