@@ -1,5 +1,4 @@
-// Ranges of parameters, what two settings have in common, settings of single sequences beside the context's, and which of their rows
-// begin answers.
+// Ranges of parameters, settings of single sequences beside the context's, and which of their rows begin answers.
 
 #include "twins/settings.h"
 
@@ -178,12 +177,11 @@ void llama_pcd_seq_table::unset(llama_seq_id seq_id) {
 }
 
 llama_pcd_seq_setting llama_pcd_seq_table::setting_of(llama_seq_id seq_id, const llama_pcd_params & p) const {
-    const auto it    = all.find(seq_id);
-    const bool has   = it != all.end() && it->second.setting;
-    const bool is_on = has ? it->second.setting->on : p.sequences == LLAMA_PCD_SEQUENCES_ALL;
-    const auto cur   = has ? merged(*it->second.setting, p) : p;
-
-    return { cur, is_on };
+    const auto it = all.find(seq_id);
+    if (it == all.end() || !it->second.setting) {
+        return { p, p.sequences == LLAMA_PCD_SEQUENCES_ALL };
+    }
+    return { merged(*it->second.setting, p), it->second.setting->on };
 }
 
 //
@@ -252,12 +250,7 @@ void llama_pcd_seq_table::remove(llama_seq_id seq_id) {
 
 void llama_pcd_seq_table::copy(llama_seq_id src, llama_seq_id dst) {
     const auto it = all.find(src);
-    if (it == all.end()) {
-        all.erase(dst);
-    } else {
-        const sequence cur = it->second;
-        all[dst] = cur;
-    }
+    all[dst] = it == all.end() ? sequence {} : sequence(it->second);
 }
 
 void llama_pcd_seq_table::keep(llama_seq_id seq_id) {

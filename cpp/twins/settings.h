@@ -62,8 +62,6 @@ struct llama_pcd_seq_setting : llama_pcd_params {
 
     // whether a token at this position is early: its row is L, without a twin
     bool is_early(int32_t pos) const { return pos < min_context - 1; }
-
-    bool perturbs() const { return on && perturbation != LLAMA_PCD_PERTURBATION_NONE; }
 };
 
 struct llama_pcd_settings {
@@ -80,8 +78,8 @@ struct llama_pcd_settings {
     static bool rerotated(const llama_pcd_params & p) { return p.cache == LLAMA_PCD_CACHE_REROTATED && rotates(p); }
     static bool offsets  (const llama_pcd_params & p) { return p.offset_min != 0 || p.offset_max != 0; }
 
-    bool rotates()   const { return rotates(params); }
-    bool rerotated() const { return rerotated(params); }
+    bool rotates()   const { return on && rotates(params); }
+    bool rerotated() const { return on && rerotated(params); }
 
     // whether two settings rotate alike
     static bool same_table(const llama_pcd_params & a, const llama_pcd_params & b);
