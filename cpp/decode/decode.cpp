@@ -326,7 +326,16 @@ outcome llama_pcd_decoder::alternate(const llama_batch_ext & batch, const part &
         return res;
     }
 
-    const llama_pcd_timings timings(core.pcd.lctx);
+    // these tokens are counted after their twins, whose time counts with theirs
+    auto & lctx     = core.pcd.lctx;
+    auto & n_queued = llama_pcd::n_queued_tokens(lctx);
+    auto & t_start  = llama_pcd::t_compute_start_us(lctx);
+
+    const auto n_queued_before = n_queued;
+    const auto t_start_before  = t_start;
+
+    n_queued = 0;
+    llama_pcd_outputs_wait(lctx);
 
     std::vector<size_t> todo;
     for (size_t i = cur.r0; i < cur.r1; ++i) {
@@ -339,13 +348,15 @@ outcome llama_pcd_decoder::alternate(const llama_batch_ext & batch, const part &
     }
     if (!todo.empty()) { // what is decoded next overwrites the rows
         llama_pcd_outputs all;
-        all.take(core.pcd.lctx, 0, tokens.tokens.size());
+        all.take(lctx, 0, tokens.tokens.size());
         res = run_twins_of(batch, todo);
-        if (!all.put(core.pcd.lctx)) {
+        if (!all.put(lctx)) {
             res = outcome::BROKEN;
         }
     }
-    timings.count();
+    n_queued = n_queued_before;
+    t_start  = t_start_before;
+    lctx.synchronize();
 
     if (res != outcome::DONE) {
         take_back(tokens, tokens.tokens.size()); // a token without its twin is not evaluated

@@ -47,6 +47,7 @@ struct pcd_field {
     }
 
     bool is(int32_t llama_pcd_params::* field) const { return integer == field; }
+    bool is(float   llama_pcd_params::* field) const { return number  == field; }
 
     // whether its values are names
     bool is_choice() const { return !names.empty() && names.back().text; }
@@ -169,6 +170,16 @@ private:
     state all;
 
     const answer * answer_of(llama_seq_id seq_id) const;
+
+    // for a sequence, or all of them (-1)
+    template <typename F>
+    void each(llama_seq_id seq_id, const F & fn) {
+        for (auto & [id, cur] : all) {
+            if (seq_id < 0 || id == seq_id) {
+                fn(cur);
+            }
+        }
+    }
 
     static llama_pcd_params merged(const own_setting & own, const llama_pcd_params & p);
     static std::string      check (llama_seq_id seq_id, const own_setting & own, const llama_pcd_params & p);

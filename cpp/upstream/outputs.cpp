@@ -121,22 +121,3 @@ bool llama_pcd_outputs::put(llama_context & lctx) const {
 
     return true;
 }
-
-//
-// timings
-//
-
-llama_pcd_timings::llama_pcd_timings(llama_context & lctx) :
-    lctx(lctx),
-    n_queued_tokens(llama_pcd::n_queued_tokens(lctx)),
-    t_compute_start_us(llama_pcd::t_compute_start_us(lctx)) {
-    llama_pcd::n_queued_tokens(lctx) = 0; // counted later
-    llama_pcd_outputs_wait(lctx);
-}
-
-void llama_pcd_timings::count() const {
-    llama_pcd::n_queued_tokens(lctx)    = n_queued_tokens;
-    llama_pcd::t_compute_start_us(lctx) = t_compute_start_us;
-
-    lctx.synchronize();
-}

@@ -45,16 +45,3 @@ private:
 
     std::vector<output> all;
 };
-
-// The timings of the tokens that were just decoded, to be counted after more was decoded, whose time counts with theirs. Waits for them.
-struct llama_pcd_timings {
-    explicit llama_pcd_timings(llama_context & lctx);
-
-    void count() const;
-
-private:
-    llama_context & lctx;
-
-    const int64_t n_queued_tokens;
-    const int64_t t_compute_start_us;
-};
