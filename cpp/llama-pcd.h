@@ -201,7 +201,7 @@ LLAMA_API int32_t llama_pcd_set_eval_callback(
 // How much attention n tokens pay to each position, evaluated behind the `pos` that a sequence holds: the sum over heads, averaged over the
 // tokens, into pays[pos + n]. heads: n_heads pairs of a layer and a head, counted from 0, layers without attention not. Layers behind the
 // last of them are not computed, so the tokens have to be taken out of the sequence before anything else, also if this fails:
-// LLAMA_PCD_UNSUPPORTED if it cannot be read, LLAMA_PCD_NO_MEMORY if the tokens have no room.
+// LLAMA_PCD_UNSUPPORTED if it cannot be read, LLAMA_PCD_NO_MEMORY if the tokens have no room. At most 4 heads for each layer of the model.
 LLAMA_API int32_t llama_pcd_attention(
         struct llama_context * ctx, llama_seq_id seq_id, const llama_token * tokens, int32_t n, llama_pos pos,
         const int32_t * heads, int32_t n_heads, double * pays, char * err, size_t n_err);

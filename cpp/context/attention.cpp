@@ -46,6 +46,9 @@ int32_t llama_pcd_context::attention(
         return LLAMA_PCD_INVALID;
     }
     std::fill(pays, pays + pos + n_all, 0.0);
+    if (n_schedulers == 1) {
+        reserve_later(); // llama.cpp's graphs have no room for more nodes yet
+    }
     prepare(); // while these graphs read nothing
 
     for (int32_t i = 0; i < n_all; ) {
