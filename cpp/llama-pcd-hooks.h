@@ -8,13 +8,10 @@
 
 class llama_kv_cache;
 
-struct ggml_cgraph;
-struct ggml_context;
 struct ggml_tensor;
 struct llama_batch_ext;
 struct llama_context;
 struct llama_memory_i;
-struct llama_ubatch;
 struct llm_graph_context;
 
 typedef struct ggml_backend_buffer_type * ggml_backend_buffer_type_t;
@@ -32,21 +29,15 @@ struct llama_pcd_hooks {
     virtual void seq_removed(int32_t seq_id) = 0;
     virtual void seq_copied (int32_t src, int32_t dst) = 0;
     virtual void seq_kept   (int32_t seq_id) = 0;
-
-    // llama_kv_cache::set_input_kq_mask: the last rows, those of the twins, are others
-    virtual void fill_mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const = 0;
 };
 
 // llm_graph_context's constructor: which graph is being built
 void llama_pcd_graph_begin(const llm_graph_context & gctx);
 
-// llm_graph_context::build_attn_mha: attention of standard tokens and twins side by side; null: nothing to do
+// llm_graph_context::build_attn_mha: second keys are stored, and standard tokens and twins attend side by side; null: as llama.cpp does
 ggml_tensor * llama_pcd_build_attn(
         const llm_graph_context & gctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * kq_b,
         ggml_tensor * kq_mask, ggml_tensor * sinks, ggml_tensor * v_mla, int64_t n_kv_max, float kq_scale, int il);
-
-// llama_kv_cache::cpy_k: store the second keys too
-void llama_pcd_store_k(const llama_kv_cache & kv, ggml_context * ctx, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il);
 
 // llama_context::decode: true if the batch was decoded here, with the result in ret
 bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int & ret);

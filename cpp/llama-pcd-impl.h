@@ -11,7 +11,6 @@
 #include "llama-pcd.h"
 
 #include <array>
-#include <functional>
 
 // a flag that is set as long as this lives
 struct llama_pcd_while {
@@ -36,10 +35,8 @@ struct llama_pcd : llama_pcd_hooks {
 
     bool is_counted = false; // by a callback that looks at operations, not at numbers
 
-    // build the next graph anew
+    // build the next graph anew; or that of llama.cpp's own scheduler alone, in which another one was computed
     void reset_graphs();
-
-    // the same for llama.cpp's own graph alone: another one was computed in its scheduler
     void reset_own_graph() { lctx.gf_res_prev_active = nullptr; }
 
     // llama.cpp has one scheduler, whose memory is the last graph's. Graphs of twins alone, which take turns with its own, keep a
@@ -58,10 +55,9 @@ struct llama_pcd : llama_pcd_hooks {
 
     size_t cached_bytes() const;
 
-    // reserve memory for the graphs again: later, before the next one is computed, or now, by building the largest ones.
-    // `undo` runs if that throws.
+    // reserve memory for the graphs again: later, before the next one is computed, or now, by building the largest ones
     void reserve_later() { lctx.sched_need_reserve = true; }
-    void reserve_now(const std::function<void()> & undo);
+    void reserve_now()   { reserve_later(); lctx.sched_reserve(); }
 
     // build a graph of a few tokens, one of which gives a row, for those who look on; no memory is laid out for it
     ggml_cgraph * build_graph();
@@ -76,8 +72,8 @@ struct llama_pcd : llama_pcd_hooks {
     // then, in its own scheduler: so before there are twins, whose ids some of these may have, and before graphs are cached.
     void prepare();
 
-    // as llama.cpp does it, without our hook; in graphs of their own, unless there is no memory for them
-    int decode_plain(const llama_batch_ext & batch, cached_graphs * own = nullptr);
+    // as llama.cpp does it, without our hook; in graphs of their own (cached), unless there is no memory for them
+    int decode_plain(const llama_batch_ext & batch, bool in_cached = false);
 
     //
     // private members of llama.cpp
@@ -99,9 +95,6 @@ struct llama_pcd : llama_pcd_hooks {
 
     // settings
     static llama_cparams & cparams(llama_context & c) { return c.cparams; }
-
-    // where what hangs on a context is kept
-    static std::unique_ptr<llama_pcd_hooks> & slot(llama_context & c) { return c.pcd; }
 
     // A micro-batch of at most one token and its twin is no prompt: as long as this lives, it runs with the threads for generation.
     struct step_threads {
@@ -127,7 +120,6 @@ struct llama_pcd : llama_pcd_hooks {
     static llama_kv_cells       & cells   (llama_kv_cache & kv)       { return kv.v_cells[0]; }
     static const llama_kv_cells & cells   (const llama_kv_cache & kv) { return kv.v_cells[0]; }
     static uint32_t             & head    (llama_kv_cache & kv)       { return kv.v_heads[0]; }
-    static uint32_t               head    (const llama_kv_cache & kv) { return kv.v_heads[0]; }
     static const llama_hparams  & hparams (const llama_kv_cache & kv) { return kv.hparams; }
     static bool                   slides  (const llama_kv_cache & kv) { return kv.n_swa > 0; }
     static bool                   borrows (const llama_kv_cache & kv) { return kv.other != nullptr; }
@@ -137,9 +129,6 @@ struct llama_pcd : llama_pcd_hooks {
 
     static const auto & layers(const llama_kv_cache & kv) { return kv.layers; }
 
-    static ggml_tensor * keys_of(const llama_kv_cache & kv, int32_t il); // null: the layer has none in this cache
-    static bool          on_host(const llama_kv_cache & kv);             // all keys are in the CPU's memory
-
     // whether a token at p1 does not see one at p0 because of the sliding window
     static bool is_masked(const llama_kv_cache & kv, llama_pos p0, llama_pos p1) {
         return llama_hparams::is_masked_swa(kv.n_swa, kv.swa_type, p0, p1);
@@ -147,35 +136,15 @@ struct llama_pcd : llama_pcd_hooks {
     static bool has_swa_type(const llama_kv_cache & kv) { return kv.swa_type != LLAMA_SWA_TYPE_NONE; }
 
 private:
-    // while it lives, llama.cpp works with these graphs
-    struct swapped {
-        swapped(llama_pcd & pcd, cached_graphs & own);
-        ~swapped();
+    bool make_cached(uint32_t n_tokens);
+    void swap_cached();
 
-    private:
-        llama_pcd   & pcd;
-        cached_graphs & own;
+    struct swapped { // while it lives, llama.cpp works with the cached graphs
+        explicit swapped(llama_pcd & pcd) : pcd(pcd) { pcd.swap_cached(); }
+        ~swapped() { pcd.swap_cached(); }
 
-        void swap() const;
+        llama_pcd & pcd;
     };
-
-    bool make_cached(cached_graphs & own, uint32_t n_tokens);
-};
-
-// Goes with a graph that was built for a context with parts of ours: it is not used again for others.
-class llm_graph_input_of_pcd : public llm_graph_input_i {
-public:
-    explicit llm_graph_input_of_pcd(const llama_pcd & pcd) : pcd(pcd), generation(pcd.generation) {}
-
-    void set_input(const llama_ubatch * /*ubatch*/) override {}
-
-    bool can_reuse(const llm_graph_params & params) override {
-        return params.cparams.pcd == &pcd && pcd.generation == generation;
-    }
-
-    const llama_pcd & pcd;
-
-    const uint32_t generation;
 };
 
 // ggml lays a graph out in memory as it did the last one with as many nodes and leafs, whatever they do: a tensor of one may then

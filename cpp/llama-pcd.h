@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 // bumped whenever llama_pcd_params or the meaning of a function changes
-#define LLAMA_PCD_VERSION 18
+#define LLAMA_PCD_VERSION 19
 
 // how far behind the best plausible token the others begin in the rows that callers read; see llama_pcd_contrast
 #define LLAMA_PCD_BEHIND 60.0f
@@ -152,7 +152,8 @@ LLAMA_API void    llama_pcd_noise (
         int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin);
 LLAMA_API int32_t llama_pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t offset_max);
 
-// L~ from L and L* (NULL: no contrast) into out, all [n_vocab]. Returns the number of plausible tokens.
+// L~ from L and L* (NULL: no contrast) into out (NULL: nowhere), all [n_vocab], with the beta, adaptive, gamma and relative_top of params.
+// Returns the number of plausible tokens. The strength beta_t goes to *strength (or NULL): NaN where nothing is contrasted.
 //
 // The other tokens keep L's order, and their first one lies `behind` below the best of L~ (INFINITY excludes them all). They are
 // as far apart as in L, but for what is more than 30 below their first one, which is pressed together so that none lies more than
@@ -165,7 +166,7 @@ LLAMA_API int32_t llama_pcd_offset(int32_t seed, int32_t pos, int32_t offset_min
 // token, which keeps L.
 LLAMA_API int32_t llama_pcd_contrast(
         const float * standard, const float * local, int32_t n_vocab,
-        float beta, int32_t gamma, float relative_top, float behind, float * out);
+        const struct llama_pcd_params * params, float behind, float * out, float * strength);
 
 // The strength beta_t of Eq. 6 for L and L* [n_vocab]: beta, or what a measure (enum llama_pcd_adaptive) makes of it.
 //
@@ -200,7 +201,7 @@ LLAMA_API int32_t llama_pcd_set_eval_callback(
 // How much attention n tokens pay to each position, evaluated behind the `pos` that a sequence holds: the sum over heads, averaged over the
 // tokens, into pays[pos + n]. heads: n_heads pairs of a layer and a head, counted from 0, layers without attention not. Layers behind the
 // last of them are not computed, so the tokens have to be taken out of the sequence before anything else, also if this fails:
-// LLAMA_PCD_UNSUPPORTED if it cannot be read, LLAMA_PCD_NO_MEMORY if the tokens have no room.
+// LLAMA_PCD_UNSUPPORTED if it cannot be read, LLAMA_PCD_NO_MEMORY if the tokens have no room. At most 4 heads for each layer of the model.
 LLAMA_API int32_t llama_pcd_attention(
         struct llama_context * ctx, llama_seq_id seq_id, const llama_token * tokens, int32_t n, llama_pos pos,
         const int32_t * heads, int32_t n_heads, double * pays, char * err, size_t n_err);

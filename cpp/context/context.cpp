@@ -1,8 +1,11 @@
-// Joins the parts of a context, and hands hooks on to them.
+// Joins the parts of a context, and hands on to them what llama.cpp calls: hooks (llama-pcd-hooks.h) and the wrappers around ggml's
+// rotations (llama-pcd-rope.h).
 
 #include "context/context.h"
+#include "graph/graph.h"
+#include "llama-pcd-rope.h"
 
-#include "llama-model.h"
+#include <stdexcept>
 
 llama_pcd_context::llama_pcd_context(llama_context & lctx) :
     llama_pcd(lctx),
@@ -10,44 +13,42 @@ llama_pcd_context::llama_pcd_context(llama_context & lctx) :
     core(*this, memory),
     decoder(core) {}
 
-llama_pcd_context * llama_pcd_context::of(const llama_cparams & cparams) {
-    return static_cast<llama_pcd_context *>(cparams.pcd);
-}
+llama_pcd_context * llama_pcd_context::made(llama_context & lctx, std::string & err) {
+    auto * mem = lctx.get_memory();
+    if (!mem) {
+        err = "the architecture '" + lctx.get_model().arch_name() + "' keeps no KV cache, so there is no context to contrast";
+        return nullptr;
+    }
+    if (!of(lctx)) {
+        auto res = std::make_shared<llama_pcd_context>(lctx);
 
-llama_pcd_context & llama_pcd_context::made(llama_context & lctx) {
-    auto & slot = llama_pcd::slot(lctx);
-    if (!slot) {
-        auto res = std::make_unique<llama_pcd_context>(lctx);
-        if (auto * mem = lctx.get_memory()) {
-            mem->pcd = res.get();
-        }
+        mem->pcd = res;
         for (auto * kv : res->memory.kvs) {
-            kv->pcd = res.get();
+            kv->pcd = res;
         }
         llama_pcd::cparams(lctx).pcd = res.get();
-        slot = std::move(res);
     }
-    return *of(lctx);
+    return of(lctx);
 }
 
 int llama_pcd_context::decode(const llama_batch_ext & batch) noexcept {
-    llama_pcd_memory::ends before;
-
+    llama_pcd_memory::ends     before;
     llama_pcd_seq_table::state sequences; // as they were
+
     bool kept = false;
+    bool done = false;
 
-    int  res       = (int) llama_pcd_outcome::BROKEN;
-    char text[100] = {}; // a long line would be put together in memory, which may be what is missing
-
-    const bool done = llama_pcd_guarded(text, sizeof(text), [&]() {
+    const int res = llama_pcd_guarded("PCD: decoding failed", (int) llama_pcd_outcome::BROKEN, [&]() {
         sequences = core.sequences.save();
         kept      = true;
         before    = memory.ends_of(batch);
-        res       = decode_unguarded(batch);
+
+        const int status = decode_unguarded(batch);
+        done = true;
+        return status;
     });
     if (!done) {
-        llama_pcd_guarded(nullptr, 0, [&]() { recover(before); });
-        llama_pcd_guarded(nullptr, 0, [&]() { LLAMA_LOG_ERROR("PCD: decoding failed: %s\n", text); });
+        llama_pcd_guarded(__func__, false, [&]() { recover(before); return true; });
     }
     if (res != 0 && kept) {
         core.sequences.restore(sequences);
@@ -91,13 +92,11 @@ void llama_pcd_context::recover(const llama_pcd_memory::ends & before) {
 }
 
 int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {
-    if (memory.has_shift()) { // positions have changed, and the keys are yet to follow
-        core.second.keys_shift();
-    }
+    core.second.keys_shift();
     if (core.settings.on) {
         return (int) decoder.decode(batch);
     }
-    decoder.rows.trim();
+    decoder.rows.forget();
     for (const auto & token : batch.tokens) {
         for (const llama_seq_id s : token.seq_ids) {
             core.sequences.note_token(s, token.pos[0], false);
@@ -108,30 +107,95 @@ int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {
 }
 
 bool llama_pcd_context::mixes_graphs() {
-    const bool mixed = core.settings.on;
+    const bool mixed = core.settings.on || core.read;
     return std::exchange(last_mixed, mixed) || mixed;
 }
 
-uint32_t llama_pcd_context::n_nodes() const {
-    return 64*lctx.get_model().hparams.n_layer_all;
-}
-
 void llama_pcd_context::cells_loaded(llama_seq_id seq_id) {
-    core.second.cells_loaded(seq_id);
+    if (seq_id == -1) { // else they are placed
+        core.second.cells_loaded();
+    }
     core.sequences.forget_answer(seq_id); // a state does not say where its answer began
     decoder.rows.forget();
 }
 
 // the one of these that needs memory, and llama_memory_seq_cp cannot fail
 void llama_pcd_context::seq_copied(llama_seq_id src, llama_seq_id dst) {
-    llama_pcd_guarded_value(__func__, false, [&]() {
+    llama_pcd_guarded(__func__, false, [&]() {
         core.sequences.copy(src, dst);
         return true;
     });
 }
 
-void llama_pcd_context::fill_mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const {
-    if (core.twins && memory.index_of(&kv) < memory.kvs.size()) {
-        core.view.mask(*core.twins, kv, dst, ubatch);
+//
+// hooks that are functions
+//
+
+bool llama_pcd_decode(llama_context & lctx, const llama_batch_ext & batch, int & ret) {
+    auto * pcd = llama_pcd_context::of(lctx);
+    if (!pcd || pcd->nested) {
+        return false;
     }
+    ret = pcd->decode(batch);
+    return true;
+}
+
+uint32_t llama_pcd_max_nodes(const llama_context & lctx) {
+    auto * pcd = llama_pcd_context::of(lctx);
+    if (!pcd) {
+        return 0;
+    }
+    pcd->n_schedulers++;
+    return pcd->n_nodes();
+}
+
+void llama_pcd_graph_begin(const llm_graph_context & gctx) {
+    auto * pcd = llama_pcd_context::of(gctx.cparams);
+
+    // graphs with twins and without, of one token and of many, may have as many nodes
+    if (pcd && !pcd->core.probing && pcd->mixes_graphs() && !llama_pcd_forget_layout(gctx.sched)) {
+        throw std::runtime_error("pcd: no memory to lay a graph out");
+    }
+    llama_pcd_graph::begin(gctx, pcd ? &pcd->core : nullptr);
+}
+
+ggml_tensor * llama_pcd_build_attn(
+        const llm_graph_context & gctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * kq_b,
+        ggml_tensor * kq_mask, ggml_tensor * sinks, ggml_tensor * v_mla, int64_t n_kv_max, float kq_scale, int il) {
+    return llama_pcd_graph::current().build_attn({ gctx, q, k, v, kq_b, kq_mask, sinks, v_mla, n_kv_max, kq_scale, il });
+}
+
+bool llama_pcd_seq_removed(llama_memory_i & memory, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+    if (memory.pcd && p0 < 0 && p1 < 0) {
+        memory.pcd->seq_removed(seq_id);
+    }
+    return true;
+}
+
+//
+// rotations: each builds what was asked for, and lets PCD add to it
+//
+
+ggml_tensor * llama_pcd_rope_ext(
+        ggml_context * ctx, ggml_tensor * a, ggml_tensor * b, ggml_tensor * c,
+        int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale,
+        float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
+    return llama_pcd_graph::current().rotated(ctx, ggml_rope_ext(
+        ctx, a, b, c, n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow));
+}
+
+ggml_tensor * llama_pcd_rope_multi(
+        ggml_context * ctx, ggml_tensor * a, ggml_tensor * b, ggml_tensor * c,
+        int n_dims, int sections[GGML_MROPE_SECTIONS], int mode, int n_ctx_orig, float freq_base, float freq_scale,
+        float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
+    return llama_pcd_graph::current().rotated(ctx, ggml_rope_multi(
+        ctx, a, b, c, n_dims, sections, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow));
+}
+
+ggml_tensor * llama_pcd_rope(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b, int n_dims, int mode) {
+    return llama_pcd_graph::current().rotated(ctx, ggml_rope(ctx, a, b, n_dims, mode));
+}
+
+ggml_tensor * llama_pcd_rope_set_offset(ggml_tensor * a, int n_offs) {
+    return llama_pcd_graph::current().offset(a, n_offs) ? a : ggml_rope_set_offset(a, n_offs);
 }

@@ -1,64 +1,50 @@
 // What hangs on a context: the parts of PCD, side by side. Knows nothing of how they work.
 //
-// llama.cpp's structs point to `llama_pcd_hooks`; `llama_pcd_context` is what these are. That owns the
-// `llama_pcd_core`, which has all that lasts from batch to batch (settings, second keys, ids of twins), and the `llama_pcd_decoder`,
-// which evaluates a batch.
+// llama.cpp's structs point to `llama_pcd_hooks`, which this is. `llama_pcd_core` has all that lasts from batch to batch, and
+// `llama_pcd_decoder` evaluates a batch.
 
 #pragma once
 
 #include "decode/decode.h"
 
 #include "llama-impl.h"
+#include "llama-model.h"
 
 #include <cstdio>
 #include <exception>
 #include <utility>
 
-//
-// the one guard between C++ and C: no exception of ours reaches a caller
-//
-
-// run fn; if it throws, write what it says into text[n_text] (null: nowhere) and return false
-template <typename F>
-bool llama_pcd_guarded(char * text, size_t n_text, const F & fn) noexcept {
-    const auto failed = [&](const char * what) {
+// The one guard between C++ and C: run fn for its value; if it throws, log a line in the name of `caller`, write what the exception says into
+// text[n_text] (null: nowhere) and return `failed`.
+template <typename T, typename F>
+T llama_pcd_guarded(const char * caller, T failed, const F & fn, char * text = nullptr, size_t n_text = 0) noexcept {
+    const auto say = [&](const char * what) noexcept {
         if (text && n_text > 0) {
             snprintf(text, n_text, "%s", what);
         }
-        return false;
+        try {
+            LLAMA_LOG_ERROR("%s: %.100s\n", caller, what); // a longer line is put together in memory, which may be what is missing
+        } catch (...) {}
+        return failed;
     };
     try {
-        fn();
-        return true;
+        return fn();
     } catch (const std::exception & e) {
-        return failed(e.what());
+        return say(e.what());
     } catch (...) {
-        return failed("unknown exception");
+        return say("unknown exception");
     }
-}
-
-// run fn for its value; if it throws, log a line in the name of `caller` and return `failed`
-template <typename T, typename F>
-T llama_pcd_guarded_value(const char * caller, T failed, const F & fn) noexcept {
-    char text[256] = {};
-    T    res       = failed;
-
-    if (!llama_pcd_guarded(text, sizeof(text), [&]() { res = fn(); })) {
-        llama_pcd_guarded(nullptr, 0, [&]() { LLAMA_LOG_ERROR("%s: %s\n", caller, text); }); // the log needs memory too
-        return failed;
-    }
-    return res;
 }
 
 struct llama_pcd_context : llama_pcd {
     explicit llama_pcd_context(llama_context & lctx);
 
     // that of a context; null: nothing of this was turned on yet
-    static llama_pcd_context * of(const llama_cparams & cparams);
-    static llama_pcd_context * of(const llama_context & lctx) { return of(lctx.get_cparams()); }
+    static llama_pcd_context * of(const llama_cparams & cparams) { return static_cast<llama_pcd_context *>(cparams.pcd); }
+    static llama_pcd_context * of(const llama_context & lctx)    { return of(lctx.get_cparams()); }
 
-    // the same, made if need be
-    static llama_pcd_context & made(llama_context & lctx);
+    // the same, made if need be; null: this context has no memory that it could hang on, and err says so
+    static llama_pcd_context * made(llama_context & lctx, std::string & err);
 
     llama_pcd_memory  memory;
     llama_pcd_core    core;
@@ -82,7 +68,7 @@ struct llama_pcd_context : llama_pcd {
     bool mixes_graphs();
 
     // nodes that a graph may need more
-    uint32_t n_nodes() const;
+    uint32_t n_nodes() const { return 64*lctx.get_model().hparams.n_layer_all; }
 
     //
     // hooks
@@ -94,8 +80,6 @@ struct llama_pcd_context : llama_pcd {
     void seq_removed(llama_seq_id seq_id) override                { core.sequences.remove(seq_id); }
     void seq_copied (llama_seq_id src, llama_seq_id dst) override;
     void seq_kept   (llama_seq_id seq_id) override                { core.sequences.keep(seq_id); }
-
-    void fill_mask(const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const override;
 
 private:
     bool last_mixed = false; // the last graph that was begun is not llama.cpp's own

@@ -7,10 +7,6 @@ struct llama_sampler_pcd {
     int32_t         row;
 };
 
-static const char * sampler_name(const llama_sampler * /*smpl*/) {
-    return "pcd";
-}
-
 // There is no row to contrast, and plain logits must not be taken for contrasted ones. A sampler cannot fail, but it can leave a
 // chain with nothing to choose but "no token", which llama_decode refuses.
 static void refuse(int32_t row, llama_token_data_array * cur_p) {
@@ -38,14 +34,14 @@ static void sampler_apply(llama_sampler * smpl, llama_token_data_array * cur_p) 
         return; // plain is what its setting asks for
     }
 
-    const size_t row = rows.resolve(self->row);
-    if (row < rows.size() && rows.contrasts[row].combine) {
+    const auto * row = rows.resolve(self->row);
+    if (row && row->setting.combine) {
         LLAMA_LOG_ERROR("%s: the context has contrasted row %d already; set it, or the sequence, with combine = false\n",
                 __func__, self->row);
         return;
     }
 
-    const float * contrasted = llama_pcd_guarded_value<const float *>(__func__, nullptr, [&]() {
+    const float * contrasted = llama_pcd_guarded<const float *>(__func__, nullptr, [&]() {
         return rows.get(self->row, LLAMA_PCD_ROW_CONTRASTED);
     });
     if (!contrasted) {
@@ -59,42 +55,34 @@ static void sampler_apply(llama_sampler * smpl, llama_token_data_array * cur_p) 
     cur_p->sorted = false;
 }
 
-static llama_sampler * make(llama_context * ctx, int32_t row);
-
 static llama_sampler * sampler_clone(const llama_sampler * smpl) {
     const auto * self = (const llama_sampler_pcd *) smpl->ctx;
 
-    return llama_pcd_guarded_value<llama_sampler *>(__func__, nullptr, [&]() {
-        return make(self->lctx, self->row);
-    });
+    auto * res = llama_sampler_init_pcd(self->lctx);
+    if (res) {
+        llama_sampler_pcd_set_row(res, self->row);
+    }
+    return res;
 }
 
 static void sampler_free(llama_sampler * smpl) {
     delete (llama_sampler_pcd *) smpl->ctx;
 }
 
-static llama_sampler_i llama_sampler_pcd_i = {
-    /* .name              = */ sampler_name,
-    /* .accept            = */ nullptr,
-    /* .apply             = */ sampler_apply,
-    /* .reset             = */ nullptr,
-    /* .clone             = */ sampler_clone,
-    /* .free              = */ sampler_free,
-    /* .backend_init      = */ nullptr,
-    /* .backend_accept    = */ nullptr,
-    /* .backend_apply     = */ nullptr,
-    /* .backend_set_input = */ nullptr,
-    /* .backend_reset     = */ nullptr,
-    /* .copy_state        = */ nullptr,
-};
-
-static llama_sampler * make(llama_context * ctx, int32_t row) {
-    return llama_sampler_init(&llama_sampler_pcd_i, new llama_sampler_pcd { ctx, row });
+static llama_sampler_i sampler_functions() {
+    llama_sampler_i res = {};
+    res.name  = [](const llama_sampler *) { return "pcd"; };
+    res.apply = sampler_apply;
+    res.clone = sampler_clone;
+    res.free  = sampler_free;
+    return res;
 }
 
+static llama_sampler_i llama_sampler_pcd_i = sampler_functions();
+
 llama_sampler * llama_sampler_init_pcd(llama_context * ctx) {
-    return llama_pcd_guarded_value<llama_sampler *>(__func__, nullptr, [&]() {
-        return make(ctx, -1);
+    return llama_pcd_guarded<llama_sampler *>(__func__, nullptr, [&]() {
+        return llama_sampler_init(&llama_sampler_pcd_i, new llama_sampler_pcd { ctx, -1 });
     });
 }
 

@@ -6,69 +6,59 @@
 #include "llama-model.h"
 
 #include <algorithm>
+#include <bitset>
 #include <map>
 #include <numeric>
 
 using outcome = llama_pcd_outcome;
 
-llama_pcd_decoder::llama_pcd_decoder(llama_pcd_core & core) :
-    rows(core.pcd.lctx, core.stats), core(core), parts(core, rows), pass(core, rows) {}
-
 outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
     rows.forget();
 
-    const verdict found = read(batch);
-    if (found != verdict::FINE) {
+    std::string reason;
+    if (!read(batch, reason)) {
         rows.forget();
-        return found == verdict::REFUSED ? outcome::INVALID : pass.run(batch);
+        return run(batch);
     }
-    const std::string reason = refusal(batch);
     if (!reason.empty()) {
         LLAMA_LOG_ERROR("%s: %s\n", __func__, reason.c_str());
         rows.forget();
         return outcome::INVALID;
     }
+    const bool has_twins = rows.size() > 0;
 
     outcome res = outcome::DONE;
-
-    if (rows.size() == 0) {
+    if (has_twins) {
+        core.pcd.prepare();
+        res = refresh_second_keys();
+    }
+    if (res == outcome::DONE) {
         rows.count();
-        res = pass.run(batch);
-        if (res != outcome::DONE) {
-            rows.forget();
+        res = has_twins ? evaluate(batch) : run(batch);
+    }
+    if (res != outcome::DONE) {
+        rows.forget();
+        if (has_twins) {
+            llama_pcd_outputs_forget(core.pcd.lctx);
         }
         return res;
     }
-
-    core.pcd.prepare();
-
-    res = refresh_second_keys();
-    if (res == outcome::DONE) {
-        rows.count();
-        rows.reserve();
-        res = evaluate(batch);
-    }
-    if (res == outcome::DONE) {
-        rows.show();
-        for (size_t i = 0; i < rows.size(); ++i) {
-            if (rows.is_first(i)) {
-                for (llama_seq_id s : batch.tokens[rows.out_ids[i]].seq_ids) {
-                    core.sequences.put_entropy(s, rows.entropy(i));
-                }
+    rows.show();
+    for (size_t i = 0; i < rows.size(); ++i) {
+        if (rows.all[i].first == (int32_t) i) { // its entropy matters: to its own sequence, or another one it is in
+            for (llama_seq_id s : batch.tokens[rows.all[i].id].seq_ids) {
+                core.sequences.put_entropy(s, rows.entropy(i));
             }
         }
-    } else {
-        rows.forget();
-        llama_pcd_outputs_forget(core.pcd.lctx);
     }
     return res;
 }
 
-llama_pcd_decoder::verdict llama_pcd_decoder::read(const llama_batch_ext & batch) {
+bool llama_pcd_decoder::read(const llama_batch_ext & batch, std::string & reason) {
     const size_t n = batch.tokens.size();
 
     if (n == 0 || n > core.pcd.lctx.n_batch() || n > core.memory.n_free_cells()) {
-        return verdict::UPSTREAM;
+        return false;
     }
     std::map<llama_seq_id, int32_t> firsts; // rows of first tokens of answers
 
@@ -77,15 +67,15 @@ llama_pcd_decoder::verdict llama_pcd_decoder::read(const llama_batch_ext & batch
 
         for (llama_seq_id s : token.seq_ids) {
             if (core.ids.is_twin(s)) {
-                LLAMA_LOG_ERROR("%s: sequence id %d: ids from %d on belong to PCD's twins\n", __func__, s, core.ids.first);
-                return verdict::REFUSED;
+                reason = format("sequence id %d: ids from %d on belong to PCD's twins", s, core.ids.first);
+                return true;
             }
             if (s < 0 || s >= batch.n_seq_max) {
-                return verdict::UPSTREAM;
+                return false;
             }
         }
         if (token.seq_ids.empty()) {
-            return verdict::UPSTREAM;
+            return false;
         }
         const auto parent  = llama_pcd_parent_of(token);
         const auto setting = core.sequences.setting_of(parent);
@@ -98,8 +88,11 @@ llama_pcd_decoder::verdict llama_pcd_decoder::read(const llama_batch_ext & batch
         }
         const bool plain = setting.is_early(pos) || core.sequences.is_sure(parent, setting);
 
+        if (asked && reason.empty()) {
+            reason = core.limits.conflict_of(parent);
+        }
         if (asked && plain) {
-            rows.add_plain(i);
+            rows.plain_ids.push_back(i);
         } else if (asked) {
             if (is_first) {
                 for (llama_seq_id s : token.seq_ids) {
@@ -107,28 +100,21 @@ llama_pcd_decoder::verdict llama_pcd_decoder::read(const llama_batch_ext & batch
                 }
             }
             const auto first = firsts.find(parent);
-            rows.add(i, setting, first == firsts.end() ? -1 : first->second);
+            rows.all.push_back({ (int32_t) i, setting, first == firsts.end() ? -1 : first->second });
         }
     }
-    return verdict::FINE;
-}
-
-std::string llama_pcd_decoder::refusal(const llama_batch_ext & batch) const {
-    std::string reason = rows.size() > 0 ? core.limits.conflict() : "";
-
-    if (reason.empty() && rows.size() > 0) {
+    if (rows.size() > 0 && reason.empty()) {
+        reason = core.limits.conflict();
+    }
+    if (rows.size() > 0 && reason.empty()) {
         reason = core.ids.find_taken(core.memory); // by a copy, or a loaded state
     }
-    for (const auto * ids : { &rows.out_ids, &rows.plain_ids }) {
-        for (size_t i = 0; i < ids->size() && reason.empty(); ++i) {
-            reason = core.limits.conflict_of(llama_pcd_parent_of(batch.tokens[(*ids)[i]]));
-        }
-    }
-    return reason.empty() ? "" : "PCD is on, but " + reason + "; turn it off first";
+    reason = reason.empty() ? "" : "PCD is on, but " + reason + "; turn it off first";
+    return true;
 }
 
 outcome llama_pcd_decoder::refresh_second_keys() {
-    if (!core.settings.rerotated() || !core.second.any_stale()) {
+    if (!core.settings.rerotated()) {
         return outcome::DONE;
     }
     const int64_t     n_before = core.stats.n_derived_cells;
@@ -145,47 +131,105 @@ outcome llama_pcd_decoder::refresh_second_keys() {
 // the ways
 //
 
-llama_pcd_decoder::way llama_pcd_decoder::choose(const llama_batch_ext & batch) const {
-    const auto & contrasts = rows.contrasts;
-
-    if (std::all_of(contrasts.begin(), contrasts.end(), [](const auto & cur) { return cur.gamma == 1; })) {
-        return way::ALTERNATE; // none of its rows needs a twin
-    }
-    switch (core.settings.params.evaluation) {
-        case LLAMA_PCD_EVALUATION_FUSED:     return way::FUSED;
-        case LLAMA_PCD_EVALUATION_ALTERNATE: return way::ALTERNATE;
-        default:                             return fuses(batch) ? way::FUSED : way::ALTERNATE;
-    }
-}
-
-// In a prompt a twin is one token more. In a step it is left out, if twins come later, where its row turns out not to need it; a floor
-// on the first token of an answer leaves rows plain before they are evaluated.
+// With evaluation = auto: in a prompt a twin is one token more. In a step it is left out, if twins come later, where its row turns out not to
+// need it; a floor on the first token of an answer leaves rows plain before they are evaluated.
 bool llama_pcd_decoder::fuses(const llama_batch_ext & batch) const {
-    return batch.tokens.size() > 2*rows.size() || std::any_of(rows.contrasts.begin(), rows.contrasts.end(), [](const auto & cur) {
-        return cur.gamma > 1 && cur.relative_top == 0.0f && cur.min_entropy == 0.0f;
-    });
+    const auto any = [&](const auto & fn) {
+        return std::any_of(rows.all.begin(), rows.all.end(), [&](const auto & row) { return fn(row.setting); });
+    };
+    if (!any([](const auto & cur) { return cur.gamma > 1; })) {
+        return false; // no row needs a twin
+    }
+    if (core.settings.params.evaluation != LLAMA_PCD_EVALUATION_AUTO) {
+        return core.settings.params.evaluation == LLAMA_PCD_EVALUATION_FUSED;
+    }
+    return batch.tokens.size() > 2*rows.size() ||
+        any([](const auto & cur) { return cur.gamma > 1 && cur.relative_top == 0.0f && cur.min_entropy == 0.0f; });
 }
 
 //
 // parts
 //
 
+llama_pcd_decoder::part llama_pcd_decoder::next_part(const llama_batch_ext & batch, size_t i0, bool together) const {
+    const auto & memory  = core.memory;
+    const auto & cparams = core.pcd.lctx.get_cparams();
+    const size_t n_room  = memory.n_room(2*batch.tokens.size());
+
+    // find_slot gives away cells that are masked for the first new position of their sequence. No twin in the same micro-batch sees
+    // them, but one that is placed in a later micro-batch than its token may.
+    const size_t n_pass = memory.slides() ? cparams.n_ubatch : cparams.n_batch;
+
+    // twins are dealt out evenly: parts of one size share a graph
+    const size_t n_parts = (rows.size() + core.ids.n_max - 1)/core.ids.n_max;
+
+    // of the part, up to some token
+    size_t n_tokens = 0;
+    size_t n_twins  = 0; // that it has, or may need
+    size_t n_rows   = 0; // of the caller
+
+    const auto fits = [&]() {
+        if (n_twins == 0) {
+            return true;
+        }
+        if (!together) {
+            return n_tokens <= n_pass && n_tokens + 1 <= n_room;
+        }
+        return n_tokens + n_twins <= std::min(n_pass, n_room) && n_rows + n_twins <= cparams.n_outputs_max &&
+            n_twins <= (rows.size() + n_parts - 1)/n_parts;
+    };
+
+    std::bitset<LLAMA_MAX_SEQ> seen; // sequences
+
+    part res = { i0, i0, rows.first_from(i0), rows.first_from(i0) };
+
+    for (; res.i1 < batch.tokens.size() && res.fits; ++res.i1) {
+        const auto & token = batch.tokens[res.i1];
+
+        std::bitset<LLAMA_MAX_SEQ> own;
+        for (const llama_seq_id s : token.seq_ids) {
+            own.set(s);
+        }
+
+        const bool has_row  = res.r1 < rows.size() && rows.all[res.r1].id == (int32_t) res.i1;
+        const bool has_twin = has_row && (together || rows.all[res.r1].setting.gamma > 1);
+
+        n_tokens += 1;
+        n_rows   += token.output || cparams.embeddings;
+        n_twins  += has_twin;
+
+        // states are kept for so many sequences, and a twin's is that before the part
+        const bool has_state = !memory.recr || n_twins == 0 ||
+            (!(has_twin && (seen & own).any()) && (seen | own).count() <= core.ids.n_max);
+
+        if (!has_state || !fits()) {
+            if (res.i1 > i0) {
+                break;
+            }
+            res.fits = false;
+        }
+        seen |= own;
+        res.r1 += has_row;
+    }
+    return res;
+}
+
 outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch) {
-    const size_t n   = batch.tokens.size();
-    const way    how = choose(batch);
+    const size_t n        = batch.tokens.size();
+    const bool   together = fuses(batch);
 
     llama_pcd_outputs all;
 
     outcome res = outcome::DONE;
 
     for (size_t done = 0; done < n && res == outcome::DONE; ) {
-        const auto cur   = parts.next(batch, done, how == way::FUSED);
+        const auto cur   = next_part(batch, done, together);
         const bool whole = cur.i1 - cur.i0 == n;
 
-        res = evaluate_part(batch, cur, how);
+        res = evaluate_part(batch, cur, together);
 
         if (res == outcome::NO_ROOM || res == outcome::INVALID) { // as if nothing had been decoded
-            pass.take_back(batch, done);
+            take_back(batch, done);
             return core.memory.recr && done > 0 ? outcome::BROKEN : res;
         }
         if (res != outcome::DONE) {
@@ -202,22 +246,22 @@ outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch) {
     return res;
 }
 
-outcome llama_pcd_decoder::evaluate_part(const llama_batch_ext & batch, const llama_pcd_part & cur, way how) {
+outcome llama_pcd_decoder::evaluate_part(const llama_batch_ext & batch, const part & cur, bool together) {
     auto & stats = core.stats;
 
     if (cur.r0 == cur.r1) {
-        return pass.run(llama_pcd_batch_part(batch, cur.i0, cur.i1));
+        return run(llama_pcd_batch_part(batch, cur.i0, cur.i1));
     }
 
     auto reason = LLAMA_PCD_FALLBACK_NO_ROOM;
 
     if (cur.fits) {
         const auto    before = stats;
-        const outcome res    = how == way::FUSED ? fused(batch, cur) : alternate(batch, cur);
+        const outcome res    = together ? fused(batch, cur) : alternate(batch, cur);
 
         if (res == outcome::DONE) {
-            stats.n_fused     += how == way::FUSED;
-            stats.n_alternate += how == way::ALTERNATE;
+            stats.n_fused     += together;
+            stats.n_alternate += !together;
         }
         if (res == outcome::NO_ROOM) { // another way will evaluate them, and count
             stats.n_twins   = before.n_twins;
@@ -236,12 +280,12 @@ outcome llama_pcd_decoder::evaluate_part(const llama_batch_ext & batch, const ll
     const outcome res = sequential(batch, cur);
     if (res == outcome::DONE) {
         stats.n_sequential++;
-        pass.note_fallback(reason);
+        note_fallback(reason);
     }
     return res;
 }
 
-outcome llama_pcd_decoder::fused(const llama_batch_ext & batch, const llama_pcd_part & cur) {
+outcome llama_pcd_decoder::fused(const llama_batch_ext & batch, const part & cur) {
     auto & lctx = core.pcd.lctx;
 
     llama_batch_ext both = llama_pcd_batch_part(batch, cur.i0, cur.i1);
@@ -249,14 +293,14 @@ outcome llama_pcd_decoder::fused(const llama_batch_ext & batch, const llama_pcd_
     std::vector<size_t> which(cur.r1 - cur.r0);
     std::iota(which.begin(), which.end(), cur.r0);
 
-    auto twins = pass.add_twins(both, batch, cur.i0, which);
+    auto twins = add_twins(both, batch, cur.i0, which);
 
-    const outcome res = pass.run(both, twins);
+    const outcome res = run(both, twins);
     if (res != outcome::DONE) {
         return res;
     }
     if (twins.misplaced) { // the memory split the batch in its own way
-        pass.take_back(both, twins.first);
+        take_back(both, twins.first);
         return core.memory.recr ? outcome::BROKEN : outcome::NO_ROOM;
     }
 
@@ -264,7 +308,7 @@ outcome llama_pcd_decoder::fused(const llama_batch_ext & batch, const llama_pcd_
     llama_pcd_outputs_wait(lctx);
 
     for (size_t i = cur.r0; i < cur.r1; ++i) {
-        rows.take_standard(i, rows.out_ids[i] - cur.i0);
+        rows.take_standard(i, rows.all[i].id - cur.i0);
     }
     rows.take_local(twins);
     llama_pcd_outputs_hide(lctx, twins.first, twins.all.size());
@@ -272,21 +316,30 @@ outcome llama_pcd_decoder::fused(const llama_batch_ext & batch, const llama_pcd_
     return outcome::DONE;
 }
 
-outcome llama_pcd_decoder::alternate(const llama_batch_ext & batch, const llama_pcd_part & cur) {
+outcome llama_pcd_decoder::alternate(const llama_batch_ext & batch, const part & cur) {
     const llama_batch_ext tokens = llama_pcd_batch_part(batch, cur.i0, cur.i1);
 
-    const llama_pcd_saved_states saved(core.states, tokens);
+    const saved_states saved(core.states, tokens);
 
-    outcome res = pass.run(tokens);
+    outcome res = run(tokens);
     if (res != outcome::DONE) {
         return res;
     }
 
-    const llama_pcd_timings timings(core.pcd.lctx);
+    // these tokens are counted after their twins, whose time counts with theirs
+    auto & lctx     = core.pcd.lctx;
+    auto & n_queued = llama_pcd::n_queued_tokens(lctx);
+    auto & t_start  = llama_pcd::t_compute_start_us(lctx);
+
+    const auto n_queued_before = n_queued;
+    const auto t_start_before  = t_start;
+
+    n_queued = 0;
+    llama_pcd_outputs_wait(lctx);
 
     std::vector<size_t> todo;
     for (size_t i = cur.r0; i < cur.r1; ++i) {
-        rows.take_standard(i, rows.out_ids[i] - cur.i0);
+        rows.take_standard(i, rows.all[i].id - cur.i0);
         if (rows.needs_twin(i)) {
             todo.push_back(i);
         } else {
@@ -295,16 +348,18 @@ outcome llama_pcd_decoder::alternate(const llama_batch_ext & batch, const llama_
     }
     if (!todo.empty()) { // what is decoded next overwrites the rows
         llama_pcd_outputs all;
-        all.take(core.pcd.lctx, 0, tokens.tokens.size());
+        all.take(lctx, 0, tokens.tokens.size());
         res = run_twins_of(batch, todo);
-        if (!all.put(core.pcd.lctx)) {
+        if (!all.put(lctx)) {
             res = outcome::BROKEN;
         }
     }
-    timings.count();
+    n_queued = n_queued_before;
+    t_start  = t_start_before;
+    lctx.synchronize();
 
     if (res != outcome::DONE) {
-        pass.take_back(tokens, tokens.tokens.size()); // a token without its twin is not evaluated
+        take_back(tokens, tokens.tokens.size()); // a token without its twin is not evaluated
     }
     return res;
 }
@@ -325,23 +380,23 @@ outcome llama_pcd_decoder::run_twins_of(const llama_batch_ext & batch, const std
         } while (k < todo.size() && which.size() < n_max && todo[k] == todo[k - 1] + 1);
 
         for (const size_t row : which) {
-            const auto & token = batch.tokens[rows.out_ids[row]];
+            const auto & token = batch.tokens[rows.all[row].id];
             if (memory.forgets(which.size(), llama_pcd_parent_of(token), token.pos[0])) {
                 return outcome::NO_ROOM;
             }
         }
-        res = pass.run_alone(batch, which);
+        res = run_alone(batch, which);
     }
     return res;
 }
 
 // for a memory that is full up to the tokens themselves, or that forgets
-outcome llama_pcd_decoder::sequential(const llama_batch_ext & batch, const llama_pcd_part & cur) {
+outcome llama_pcd_decoder::sequential(const llama_batch_ext & batch, const part & cur) {
     auto & lctx = core.pcd.lctx;
 
     const llama_batch_ext tokens = llama_pcd_batch_part(batch, cur.i0, cur.i1);
 
-    const llama_pcd_saved_states saved(core.states, tokens);
+    const saved_states saved(core.states, tokens);
 
     llama_pcd_outputs all;
 
@@ -350,7 +405,7 @@ outcome llama_pcd_decoder::sequential(const llama_batch_ext & batch, const llama
 
     const auto decode_to = [&](size_t end) {
         if (res == outcome::DONE && end > done) {
-            res = pass.run(llama_pcd_batch_part(tokens, done, end));
+            res = run(llama_pcd_batch_part(tokens, done, end));
             if (res == outcome::DONE) {
                 all.take(lctx, done, end);
                 done = end;
@@ -359,11 +414,11 @@ outcome llama_pcd_decoder::sequential(const llama_batch_ext & batch, const llama
     };
 
     for (size_t row = cur.r0; row < cur.r1; ++row) {
-        const size_t at = rows.out_ids[row] - cur.i0;
+        const size_t at = rows.all[row].id - cur.i0;
 
         decode_to(at);
         if (res == outcome::DONE) {
-            res = pass.run_alone(batch, { row });
+            res = run_alone(batch, { row });
         }
         decode_to(at + 1);
         if (res != outcome::DONE) {
@@ -374,7 +429,7 @@ outcome llama_pcd_decoder::sequential(const llama_batch_ext & batch, const llama
     decode_to(tokens.tokens.size());
 
     if (res != outcome::DONE) {
-        pass.take_back(tokens, done);
+        take_back(tokens, done);
         return res;
     }
 

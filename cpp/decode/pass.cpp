@@ -1,6 +1,6 @@
-// Decodes with twins in the batch, and never leaves one behind.
+// Decodes with twins in the batch, and never leaves one behind: batches with twins, which copy tokens with their embeddings, and passes.
 
-#include "decode/pass.h"
+#include "decode/decode.h"
 
 #include "llama-impl.h"
 
@@ -8,7 +8,79 @@
 #include <optional>
 #include <set>
 
-llama_pcd_saved_states::llama_pcd_saved_states(llama_pcd_states & states, const llama_batch_ext & tokens) : states(states) {
+//
+// batches
+//
+
+llama_seq_id llama_pcd_parent_of(const llama_batch_ext::token & token) {
+    return *std::min_element(token.seq_ids.begin(), token.seq_ids.end());
+}
+
+llama_batch_ext llama_pcd_batch_like(const llama_batch_ext & batch) {
+    return llama_batch_ext(batch.n_tokens_max + LLAMA_PCD_MAX_TWINS, batch.n_embd_inp, batch.n_embd_inp_enc,
+            LLAMA_MAX_SEQ, batch.mem, batch.n_vocab, batch.n_pos_per_embd);
+}
+
+static void copy_embd(llama_batch_ext & dst, const llama_batch_ext & src, llama_batch_ext::token & token) {
+    if (token.has_embd) {
+        const auto first = src.embd.begin() + token.embd_off;
+        token.embd_off = dst.embd.size();
+        dst.embd.insert(dst.embd.end(), first, first + src.n_embd);
+    }
+}
+
+llama_batch_ext llama_pcd_batch_part(const llama_batch_ext & batch, size_t i0, size_t i1) {
+    llama_batch_ext res = llama_pcd_batch_like(batch);
+
+    res.n_embd = batch.n_embd;
+    res.tokens.assign(batch.tokens.begin() + i0, batch.tokens.begin() + i1);
+    for (auto & token : res.tokens) {
+        copy_embd(res, batch, token);
+    }
+
+    return res;
+}
+
+llama_pcd_twins llama_pcd_decoder::add_twins(
+        llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, std::vector<size_t> which) const {
+    llama_pcd_twins res;
+    res.first    = dst.tokens.size();
+    res.together = res.first > 0;
+
+    std::stable_partition(which.begin(), which.end(), [&](size_t row) {
+        return rows.all[row].setting.perturbation == LLAMA_PCD_PERTURBATION_NONE;
+    });
+    for (const size_t row : which) {
+        const auto & setting = rows.all[row].setting;
+        const auto & token   = src.tokens[rows.all[row].id];
+
+        llama_pcd_twin twin = {};
+        twin.seq_id    = core.ids.first + (llama_seq_id) res.all.size();
+        twin.parent    = llama_pcd_parent_of(token);
+        twin.token     = res.together ? rows.all[row].id - (int32_t) i0 : -1;
+        twin.row       = row;
+        twin.perturbed = setting.perturbation != LLAMA_PCD_PERTURBATION_NONE;
+        twin.window    = setting.window;
+        twin.n_sink    = setting.n_sink;
+
+        core.states.branch(twin.parent, twin.seq_id);
+        res.all.push_back(twin);
+
+        llama_batch_ext::token added = token;
+        copy_embd(dst, src, added);
+        added.seq_ids = { twin.seq_id };
+        added.output  = true;
+        dst.tokens.push_back(added);
+    }
+    dst.n_embd = src.n_embd;
+    return res;
+}
+
+//
+// passes
+//
+
+llama_pcd_decoder::saved_states::saved_states(llama_pcd_states & states, const llama_batch_ext & tokens) : states(states) {
     std::set<llama_seq_id> seqs;
     for (const auto & token : tokens.tokens) {
         seqs.insert(token.seq_ids.begin(), token.seq_ids.end());
@@ -16,11 +88,7 @@ llama_pcd_saved_states::llama_pcd_saved_states(llama_pcd_states & states, const 
     states.save({ seqs.begin(), seqs.end() });
 }
 
-llama_pcd_outcome llama_pcd_pass::run(const llama_batch_ext & batch) {
-    return (llama_pcd_outcome) core.pcd.decode_plain(batch);
-}
-
-llama_pcd_outcome llama_pcd_pass::run(const llama_batch_ext & batch, llama_pcd_twins & twins) {
+llama_pcd_outcome llama_pcd_decoder::run(const llama_batch_ext & batch, llama_pcd_twins & twins) {
     struct guard {
         guard(llama_pcd_core & core, llama_pcd_twins & twins) : core(core) { core.twins = &twins; }
         ~guard() {
@@ -40,10 +108,10 @@ llama_pcd_outcome llama_pcd_pass::run(const llama_batch_ext & batch, llama_pcd_t
     if (std::max(twins.all.size(), batch.tokens.size() - twins.all.size()) <= 1) {
         threads.emplace(core.pcd.lctx);
     }
-    return (llama_pcd_outcome) core.pcd.decode_plain(batch, alone ? &core.pcd.cached : nullptr);
+    return (llama_pcd_outcome) core.pcd.decode_plain(batch, alone);
 }
 
-llama_pcd_outcome llama_pcd_pass::run_alone(const llama_batch_ext & batch, const std::vector<size_t> & which) {
+llama_pcd_outcome llama_pcd_decoder::run_alone(const llama_batch_ext & batch, const std::vector<size_t> & which) {
     llama_batch_ext alone = llama_pcd_batch_like(batch);
     llama_pcd_twins twins = add_twins(alone, batch, 0, which);
 
@@ -58,36 +126,7 @@ llama_pcd_outcome llama_pcd_pass::run_alone(const llama_batch_ext & batch, const
     return res;
 }
 
-llama_pcd_twins llama_pcd_pass::add_twins(
-        llama_batch_ext & dst, const llama_batch_ext & src, size_t i0, std::vector<size_t> which) const {
-    llama_pcd_twins res;
-    res.first    = dst.tokens.size();
-    res.together = res.first > 0;
-
-    std::stable_partition(which.begin(), which.end(), [&](size_t row) {
-        return rows.contrasts[row].perturbation == LLAMA_PCD_PERTURBATION_NONE;
-    });
-    for (const size_t row : which) {
-        const auto & setting = rows.contrasts[row];
-        const auto & token   = src.tokens[rows.out_ids[row]];
-
-        llama_pcd_twin twin = {};
-        twin.seq_id    = core.ids.first + (llama_seq_id) res.all.size();
-        twin.parent    = llama_pcd_parent_of(token);
-        twin.token     = res.together ? rows.out_ids[row] - (int32_t) i0 : -1;
-        twin.row       = row;
-        twin.perturbed = setting.perturbation != LLAMA_PCD_PERTURBATION_NONE;
-        twin.window    = setting.window;
-        twin.n_sink    = setting.n_sink;
-
-        core.states.branch(twin.parent, twin.seq_id);
-        res.all.push_back(twin);
-        llama_pcd_batch_add_twin(dst, src, token, twin.seq_id);
-    }
-    return res;
-}
-
-void llama_pcd_pass::take_back(const llama_batch_ext & batch, size_t n) {
+void llama_pcd_decoder::take_back(const llama_batch_ext & batch, size_t n) {
     if (core.memory.recr && !core.states.restore()) {
         return;
     }
@@ -100,7 +139,7 @@ void llama_pcd_pass::take_back(const llama_batch_ext & batch, size_t n) {
     }
 }
 
-const char * llama_pcd_pass::why(llama_pcd_fallback reason) {
+const char * llama_pcd_decoder::why(llama_pcd_fallback reason) {
     switch (reason) {
         case LLAMA_PCD_FALLBACK_NO_ROOM:
             return "no free cells for twins beside their tokens, so each twin is evaluated before its token; use a larger n_ctx";
@@ -114,7 +153,7 @@ const char * llama_pcd_pass::why(llama_pcd_fallback reason) {
     }
 }
 
-void llama_pcd_pass::note_fallback(llama_pcd_fallback reason) {
+void llama_pcd_decoder::note_fallback(llama_pcd_fallback reason) {
     core.stats.n_fallbacks++;
     core.stats.last_fallback = reason;
 

@@ -3,47 +3,41 @@
 
 #pragma once
 
-#include "llama-pcd-impl.h"
-#include "twins/settings.h"
 #include "twins/twins.h"
 
+#include <cmath>
 #include <vector>
+
+struct llama_pcd_kept_row {
+    int32_t               id;      // the entry of the batch
+    llama_pcd_seq_setting setting; // as it was
+    int32_t               first;   // the row of the first token of its answer, if that is in this batch, be it this one; else -1
+
+    std::vector<float> standard   = {};
+    std::vector<float> local      = {}; // empty: its twin was not needed
+    std::vector<float> contrasted = {}; // made when it is asked for
+
+    float strength = NAN; // of the contrast
+    float entropy  = NAN; // of L; NaN: not known yet
+};
 
 struct llama_pcd_rows {
     llama_pcd_rows(llama_context & lctx, llama_pcd_stats & stats) : lctx(lctx), stats(stats) {}
 
-    std::vector<int32_t>       out_ids;   // batch index of each row, ascending
-    std::vector<llama_pcd_seq_setting> contrasts; // as they were
+    std::vector<llama_pcd_kept_row> all;       // in the order of the batch
+    std::vector<int32_t>       plain_ids; // batch index of each row that stays as llama.cpp wrote it, ascending
 
-    std::vector<int32_t> plain_ids; // batch index of each row that stays as llama.cpp wrote it, ascending
+    size_t size() const { return all.size(); }
 
-    size_t size() const { return out_ids.size(); }
-
-    void forget() { out_ids.clear(); contrasts.clear(); firsts.clear(); plain_ids.clear(); }
-
-    // the same, and free their memory
-    void trim();
+    void forget() { all.clear(); plain_ids.clear(); }
 
     size_t n_bytes() const;
-
-    // first: the row of the first token of its answer, if that is in this batch, be it this one; else -1
-    void add(int32_t batch_index, const llama_pcd_seq_setting & contrast, int32_t first);
-    void add_plain(int32_t batch_index) { plain_ids.push_back(batch_index); }
-
-    // whether row i is that of an answer's first token, whose entropy matters: to its own sequence, or another one it is in
-    bool is_first(size_t i) const { return firsts[i] == (int32_t) i; }
 
     // in the statistics
     void count() const;
 
-    // make room for the rows that were added
-    void reserve();
-
     // the first row of an entry of the batch from this one on; size(): there is none
-    size_t first_from(size_t batch_index) const;
-
-    // the row of an entry of the batch; size(): it has none
-    size_t find(int32_t batch_index) const;
+    size_t first_from(int32_t batch_index) const;
 
     // copy row i from an entry of the batch that was just decoded; the rows of its twins
     void take_standard(size_t i, int32_t batch_index);
@@ -58,8 +52,8 @@ struct llama_pcd_rows {
     // of L, in bits
     float entropy(size_t i);
 
-    // the row of an index that means what llama_get_logits_ith's does; size(): that output has none
-    size_t resolve(int32_t i) const;
+    // the row of an index that means what llama_get_logits_ith's does; null: that output has none
+    llama_pcd_kept_row * resolve(int32_t i);
 
     // the same for one of plain_ids: its batch index; -1: it is none
     int32_t resolve_plain(int32_t i) const;
@@ -72,25 +66,12 @@ private:
     llama_context   & lctx;
     llama_pcd_stats & stats;
 
-    // [size()][n_vocab]
-    std::vector<float> standard;
-    std::vector<float> local;
-    std::vector<bool>  has_local;
-    std::vector<float> strengths; // of the rows that were contrasted
-    std::vector<float> entropies; // of each row's present L; NaN: not known yet
+    int32_t n_vocab() const;
 
-    std::vector<int32_t> firsts;  // see add()
-
-    std::vector<std::vector<float>> contrasted; // each row is made when it is asked for
-
-    size_t n_vocab() const;
-
-    const float * standard_row    (size_t i) const { return standard.data() + i*n_vocab(); }
-    const float * local_row(size_t i) const { return has_local[i] ? local.data() + i*n_vocab() : nullptr; }
+    std::vector<float> copy_of(int32_t batch_index) const;
 
     // whether a floor of entropy leaves the row plain
-    bool sure(size_t i);
+    bool sure(llama_pcd_kept_row & row);
 
-    // returns how many tokens are plausible; 1 where L is sure
-    int32_t contrast(size_t i, float behind, float * dst);
+    void contrast(llama_pcd_kept_row & row, float behind, float * dst);
 };

@@ -1,7 +1,6 @@
 // Eq. 4, Eq. 6, the strength and the noise against the same written plainly in long double, on rows with ties, masks and numbers that are
 // no logits. tests/engine/test_cpp.py compiles and runs it under the sanitizers.
 
-#include "formulas/formulas.h"
 #include "llama-pcd.h"
 
 #include <algorithm>
@@ -33,10 +32,10 @@ static void test_rho() {
         for (const float ratio : { 1e-4f, 0.5f, 1.0f }) {
             for (const float alpha : { 0.0f, 0.2f, 1.0f }) {
                 std::vector<double> low(n), high(n), all(n), none(n);
-                pcd_rho(n_rot, alpha, ratio, LLAMA_PCD_TRANSITION_EXPONENTIAL, LLAMA_PCD_BAND_LOW,  low.data());
-                pcd_rho(n_rot, alpha, ratio, LLAMA_PCD_TRANSITION_EXPONENTIAL, LLAMA_PCD_BAND_HIGH, high.data());
-                pcd_rho(n_rot, alpha, ratio, LLAMA_PCD_TRANSITION_EXPONENTIAL, LLAMA_PCD_BAND_ALL,  all.data());
-                pcd_rho(n_rot, alpha, ratio, LLAMA_PCD_TRANSITION_NONE, LLAMA_PCD_BAND_LOW,  none.data());
+                llama_pcd_rho(n_rot, alpha, ratio, LLAMA_PCD_TRANSITION_EXPONENTIAL, LLAMA_PCD_BAND_LOW,  low.data());
+                llama_pcd_rho(n_rot, alpha, ratio, LLAMA_PCD_TRANSITION_EXPONENTIAL, LLAMA_PCD_BAND_HIGH, high.data());
+                llama_pcd_rho(n_rot, alpha, ratio, LLAMA_PCD_TRANSITION_EXPONENTIAL, LLAMA_PCD_BAND_ALL,  all.data());
+                llama_pcd_rho(n_rot, alpha, ratio, LLAMA_PCD_TRANSITION_NONE, LLAMA_PCD_BAND_LOW,  none.data());
                 for (int32_t j = 1; j <= n; ++j) {
                     const long double base  = 10000, theta = std::pow(base, -2.0L*(j - 1)/n_rot);
                     const long double other = std::pow(ratio*base, -2.0L*(j - 1)/n_rot);
@@ -70,6 +69,11 @@ static void test_contrast() {
         const float  beta = (float) (rng() % 5), relative_top = rng() % 2 ? 0.0f : 0.05f*(1 + rng() % 20);
         const int32_t gamma = 1 + rng() % 40;
 
+        llama_pcd_params params = {};
+        params.beta         = beta;
+        params.gamma        = gamma;
+        params.relative_top = relative_top;
+
         std::vector<int32_t> ids(n);
         std::iota(ids.begin(), ids.end(), 0);
         ids.erase(std::remove_if(ids.begin(), ids.end(), [&](int32_t v) { return !is_logit(standard[v]); }), ids.end());
@@ -81,7 +85,7 @@ static void test_contrast() {
 
         row   out(n);
         float strength = 0.0f;
-        const int32_t got = pcd_contrast(standard.data(), local.data(), n, { beta, LLAMA_PCD_ADAPTIVE_NONE, gamma, relative_top },
+        const int32_t got = llama_pcd_contrast(standard.data(), local.data(), n, &params,
                 INFINITY, out.data(), &strength);
         CHECK(got == (int32_t) n_top);
         CHECK(n_top > 1 ? strength == beta : std::isnan(strength));
@@ -90,11 +94,11 @@ static void test_contrast() {
             const bool  is_contrast = n_top > 1 && is_logit(other);
             CHECK(k < n_top ? near(out[ids[k]], is_contrast ? (1.0L + beta)*L - (long double) beta*other : L, 1e-5L) : out[ids[k]] == -INFINITY);
         }
-        CHECK(pcd_contrast(standard.data(), local.data(), n, { beta, LLAMA_PCD_ADAPTIVE_NONE, gamma, relative_top }, 0.0f, nullptr) == got);
+        CHECK(llama_pcd_contrast(standard.data(), local.data(), n, &params, 0.0f, nullptr, nullptr) == got);
 
         // what callers read: the others keep L's order, behind the best by 60 to 99
         row behind(n);
-        pcd_contrast(standard.data(), local.data(), n, { beta, LLAMA_PCD_ADAPTIVE_NONE, gamma, relative_top }, LLAMA_PCD_BEHIND, behind.data());
+        llama_pcd_contrast(standard.data(), local.data(), n, &params, LLAMA_PCD_BEHIND, behind.data(), nullptr);
         float best = -INFINITY;
         for (size_t k = 0; k < n_top; ++k) {
             CHECK(behind[ids[k]] == out[ids[k]]);
@@ -137,9 +141,9 @@ static void test_strength() {
             jsd     += (bits(p[v], m) + bits(q[v], m))/2;
             entropy -= bits(own[v], 1);
         }
-        CHECK(near(pcd_jsd(a.data(), b.data(), n), jsd, 1e-5L));
-        CHECK(near(pcd_entropy(a.data(), n), entropy, 1e-5L));
-        CHECK(pcd_strength(a.data(), b.data(), n, 2.5f, LLAMA_PCD_ADAPTIVE_NONE) == 2.5f);
+        CHECK(near(llama_pcd_strength(a.data(), b.data(), n, 1.0f, LLAMA_PCD_ADAPTIVE_JSD), jsd, 1e-5L));
+        CHECK(near(llama_pcd_entropy(a.data(), n), entropy, 1e-5L));
+        CHECK(llama_pcd_strength(a.data(), b.data(), n, 2.5f, LLAMA_PCD_ADAPTIVE_NONE) == 2.5f);
     }
 }
 
@@ -148,20 +152,20 @@ static void test_noise() {
     row cos(n), sin(n), again(n), other(n);
     long double sum = 0, squares = 0;
     for (int32_t pos = 0; pos < 2000; ++pos) {
-        pcd_noise(7, pos, 3, 2*n, 0.5f, LLAMA_PCD_BAND_ALL, cos.data(), sin.data());
-        pcd_noise(7, pos, 3, 2*n, 0.5f, LLAMA_PCD_BAND_ALL, again.data(), other.data());
+        llama_pcd_noise(7, pos, 3, 2*n, 0.5f, LLAMA_PCD_BAND_ALL, cos.data(), sin.data());
+        llama_pcd_noise(7, pos, 3, 2*n, 0.5f, LLAMA_PCD_BAND_ALL, again.data(), other.data());
         CHECK(cos == again && sin == other);
         for (const float x : cos) {
             sum     += x;
             squares += (long double) x*x;
         }
-        const int32_t offset = pcd_offset(7, pos, INT32_MIN, INT32_MAX), small = pcd_offset(7, pos, -2, 3);
-        CHECK(offset == pcd_offset(7, pos, INT32_MIN, INT32_MAX) && small >= -2 && small <= 3);
+        const int32_t offset = llama_pcd_offset(7, pos, INT32_MIN, INT32_MAX), small = llama_pcd_offset(7, pos, -2, 3);
+        CHECK(offset == llama_pcd_offset(7, pos, INT32_MIN, INT32_MAX) && small >= -2 && small <= 3);
     }
     CHECK(near(sum/(2000*n), 0, 0.01L) && near(squares/(2000*n), 0.25L, 0.01L));
-    pcd_noise(7, 1, 3, 2*n, 0.5f, LLAMA_PCD_BAND_LOW, cos.data(), sin.data());
+    llama_pcd_noise(7, 1, 3, 2*n, 0.5f, LLAMA_PCD_BAND_LOW, cos.data(), sin.data());
     CHECK(std::all_of(cos.begin(), cos.begin() + n/2, [](float x) { return x == 0.0f; }) && cos[n - 1] != 0.0f);
-    CHECK(pcd_offset(7, 1, 3, 2) == 0);
+    CHECK(llama_pcd_offset(7, 1, 3, 2) == 0);
 }
 
 int main() {

@@ -1,33 +1,28 @@
-// Eq. 4, Eq. 6 and the noise, in double precision where the tables need it.
+// Eq. 4, Eq. 6 and the noise, in double precision where the tables need it. llama-pcd.h says what each function is.
 
-#include "formulas/formulas.h"
 #include "llama-pcd.h"
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 #include <vector>
 
 //
 // Eq. 4
 //
 
-void pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, int32_t band, double * out) {
+void llama_pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, int32_t band, double * out) {
     const int32_t n = n_rot/2;
 
-    std::vector<double> low(n);
-
-    for (int32_t j = 1; j <= n; ++j) {
+    const auto rho = [&](int32_t j) {
         const double lowered = std::pow((double) base_ratio, -2.0*(j - 1)/n_rot); // theta'_j / theta_j
         const double T = transition == LLAMA_PCD_TRANSITION_NONE ? 0.0 : 2.0 - std::exp((double) alpha*j/n);
 
-        low[j - 1] = T + (1.0 - T)*lowered;
-    }
+        return T + (1.0 - T)*lowered;
+    };
+    for (int32_t j = 1; j <= n; ++j) {
+        const double low = rho(j), high = rho(n + 1 - j);
 
-    for (int32_t j = 0; j < n; ++j) {
-        const double high = low[n - 1 - j];
-
-        out[j] = band == LLAMA_PCD_BAND_LOW ? low[j] : band == LLAMA_PCD_BAND_HIGH ? high : std::max(low[j], high);
+        out[j - 1] = band == LLAMA_PCD_BAND_LOW ? low : band == LLAMA_PCD_BAND_HIGH ? high : std::max(low, high);
     }
 }
 
@@ -42,71 +37,48 @@ static bool is_logit(float x) {
     return std::abs(x) < LIMIT;
 }
 
-struct pcd_candidate {
+struct candidate {
     float   logit;
     int32_t id;
+
+    bool operator<(const candidate & other) const { // the better one first, and of equal ones that with the lower id
+        return logit > other.logit || (logit == other.logit && id < other.id);
+    }
 };
 
-struct pcd_plausible {
-    std::vector<pcd_candidate> top;
+// The gamma best of L; of these, those at least relative_top times as probable as the best. next: the best logit that is not among them.
+static std::vector<candidate> plausible(const float * standard, int32_t n_vocab, const llama_pcd_params & params, float & next) {
+    const size_t n_keep = std::max<int32_t>(1, std::min(params.gamma, n_vocab));
 
-    float next = -LIMIT; // the best logit that is not among them
-};
-
-// the gamma best of L, the lower id first where logits are equal; of these, those at least relative_top times as probable as
-// the best
-static pcd_plausible plausible(const float * standard, int32_t n_vocab, int32_t gamma, float relative_top) {
-    const auto better = [](const pcd_candidate & a, const pcd_candidate & b) {
-        return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
-    };
-
-    const size_t n_keep = std::max<int32_t>(1, std::min(gamma, n_vocab));
-
-    pcd_plausible res;
-
-    auto & top = res.top; // a heap, the worst of them at its front; one more than is kept is the best of the others
+    std::vector<candidate> top; // a heap, the worst of them at its front; one more than is kept
     top.reserve(n_keep + 1);
-
-    float cut = -LIMIT; // once the heap is full, its worst
 
     const auto add = [&](int32_t v) {
         if (top.size() > n_keep) {
-            std::pop_heap(top.begin(), top.end(), better);
+            std::pop_heap(top.begin(), top.end());
             top.pop_back();
         }
         top.push_back({ standard[v], v });
-        std::push_heap(top.begin(), top.end(), better);
+        std::push_heap(top.begin(), top.end());
 
-        if (top.size() > n_keep) {
-            cut = top.front().logit;
-        }
+        return top.size() > n_keep ? top.front().logit : -LIMIT;
     };
+    float cut = -LIMIT; // once the heap is full, its worst
     for (int32_t v = 0; v < n_vocab; ++v) {
         if (standard[v] > cut && is_logit(standard[v])) {
-            add(v);
+            cut = add(v);
         }
     }
+    std::sort_heap(top.begin(), top.end());
 
-    if (top.size() > n_keep) {
-        res.next = top.front().logit;
-        std::pop_heap(top.begin(), top.end(), better);
-        top.pop_back();
+    size_t n = std::min(top.size(), n_keep);
+    while (params.relative_top > 0.0f && n > 1 && top[n - 1].logit < top[0].logit + std::min(0.0f, std::log(params.relative_top))) {
+        --n;
     }
+    next = n < top.size() ? top[n].logit : -LIMIT;
+    top.resize(n);
 
-    if (relative_top > 0.0f && !top.empty()) {
-        const float best = std::min_element(top.begin(), top.end(), better)->logit;
-        const float cut  = best + std::log(relative_top);
-
-        top.erase(std::remove_if(top.begin(), top.end(), [&](const pcd_candidate & c) {
-            const bool out = c.logit < cut && c.logit < best;
-            if (out) {
-                res.next = std::max(res.next, c.logit);
-            }
-            return out;
-        }), top.end());
-    }
-
-    return res;
+    return top;
 }
 
 // L* that is no logit says nothing about a token
@@ -125,13 +97,17 @@ static void put_behind(const float * standard, int32_t n_vocab, float next, floa
     }
 }
 
-int32_t pcd_contrast(
+int32_t llama_pcd_contrast(
         const float * standard, const float * local, int32_t n_vocab,
-        const pcd_contrast_params & params, float behind, float * out, float * strength) {
-    const auto [top, next] = plausible(standard, n_vocab, params.gamma, params.relative_top);
+        const llama_pcd_params * params, float behind, float * out, float * strength) {
+    float next = 0.0f;
+    const auto top = plausible(standard, n_vocab, *params, next);
 
+    // a single plausible token is decided whatever L* says: its logit stays
+    const bool  contrasts = out && local && top.size() > 1;
+    const float beta      = contrasts ? llama_pcd_strength(standard, local, n_vocab, params->beta, params->adaptive) : NAN;
     if (strength) {
-        *strength = NAN;
+        *strength = beta;
     }
     if (!out) {
         return (int32_t) top.size();
@@ -140,15 +116,7 @@ int32_t pcd_contrast(
         std::copy_n(standard, n_vocab, out);
         return 0;
     }
-
-    // a single plausible token is decided whatever L* says: its logit stays
-    const bool  contrasts = local && top.size() > 1;
-    const float beta      = contrasts ? pcd_strength(standard, local, n_vocab, params.beta, params.adaptive) : 0.0f;
-
-    if (strength && contrasts) {
-        *strength = beta;
-    }
-    const auto value = [&](const pcd_candidate & c) { return contrasts ? eq6(c.logit, local[c.id], beta) : c.logit; };
+    const auto value = [&](const candidate & c) { return contrasts ? eq6(c.logit, local[c.id], beta) : c.logit; };
 
     float best = value(top[0]);
     for (const auto & c : top) {
@@ -183,7 +151,7 @@ static double uniform(uint64_t x) {
     return ((hash(x) >> 11) + 1)*0x1.0p-53;
 }
 
-void pcd_noise(int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin) {
+void llama_pcd_noise(int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin) {
     const int32_t  n   = n_rot/2;
     const uint64_t key = hash(hash_of(seed, pos) + (uint32_t) layer);
 
@@ -200,7 +168,7 @@ void pcd_noise(int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float si
     }
 }
 
-int32_t pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t offset_max) {
+int32_t llama_pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t offset_max) {
     if (offset_min > offset_max) {
         return 0;
     }

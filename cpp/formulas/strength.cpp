@@ -6,7 +6,6 @@
 // is negative, and equal rows have 0 exactly. CMakeLists.txt compiles this file for finite numbers in any order: what is none is looked
 // for in integers, and taken out first.
 
-#include "formulas/formulas.h"
 #include "llama-pcd.h"
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 
 static constexpr float LOG2E = 1.44269504f;
 static constexpr float LEAST = -126.0f; // 2 to this is the smallest normal float
+static constexpr float NONE  = -1e30f;  // less than every logit
 
 // 2^x to 1e-7 of it, for x up to 0. A polynomial for the fraction, exactly 1 at 0; the integer goes into the exponent.
 static float pow2(float x) {
@@ -52,14 +52,14 @@ static double sum_of(int32_t n, const F & fn) {
 
 // log2 of a probability is LOG2E*(x - top) - sum; large numbers are subtracted first, so that nothing is lost where it counts
 struct softmax {
-    float top = -1e30f; // the largest x
+    float top = NONE; // the largest x
     float sum;          // log2 of the sum of e^(x - top)
 
-    softmax(const float * x, int32_t n) {
-        for (int32_t v = 0; v < n; ++v) {
-            top = std::max(top, x[v]);
+    explicit softmax(const std::vector<float> & all) {
+        for (const float x : all) {
+            top = std::max(top, x);
         }
-        sum = (float) std::log2(sum_of(n, [=, top = top](int32_t v) { return pow2(LOG2E*(x[v] - top)); }));
+        sum = (float) std::log2(sum_of(all.size(), [=, x = all.data(), top = top](int32_t v) { return pow2(LOG2E*(x[v] - top)); }));
     }
 
     float operator()(float x) const { return LOG2E*(x - top) - sum; }
@@ -74,57 +74,43 @@ static bool is_logit(float x) {
     return (bits[0] & 0x7fffffffu) < bits[1];
 }
 
-// Call fn(a, b, n) with the tokens that have a logit in both rows; 0 where there are none.
-template <typename F>
-static float with_logits(const float * a, const float * b, int32_t n_vocab, const F & fn) {
-    int32_t n = 0;
+// row a, in which tokens that have no logit in one of the two are as good as impossible
+static std::vector<float> known(const float * a, const float * b, int32_t n_vocab) {
+    std::vector<float> res(n_vocab);
     for (int32_t v = 0; v < n_vocab; ++v) {
-        n += is_logit(a[v]) & is_logit(b[v]);
+        res[v] = is_logit(a[v]) & is_logit(b[v]) ? a[v] : NONE;
     }
-    if (n == n_vocab || n == 0) {
-        return n > 0 ? fn(a, b, n) : 0.0f;
-    }
-    std::vector<float> known[2];
-    for (int32_t v = 0; v < n_vocab; ++v) {
-        if (is_logit(a[v]) && is_logit(b[v])) {
-            known[0].push_back(a[v]);
-            known[1].push_back(b[v]);
-        }
-    }
-    return fn(known[0].data(), known[1].data(), n);
+    return res;
 }
 
-float pcd_jsd(const float * standard, const float * local, int32_t n_vocab) {
-    return with_logits(standard, local, n_vocab, [](const float * a, const float * b, int32_t n) {
-        const softmax log2_p(a, n);
-        const softmax log2_q(b, n);
+static float jsd(const float * standard, const float * local, int32_t n_vocab) {
+    const auto a = known(standard, local, n_vocab), b = known(local, standard, n_vocab);
+    const softmax log2_p(a), log2_q(b);
+    if (log2_p.top == NONE) {
+        return 0.0f; // no token has two logits
+    }
+    const double sum = sum_of(a.size(), [=, a = a.data(), b = b.data()](int32_t v) {
+        const float lp = log2_p(a[v]);
+        const float lq = log2_q(b[v]);
+        const float d  = std::abs(lp - lq);
+        const float e  = pow2(-d);
 
-        const double sum = sum_of(n, [=](int32_t v) {
-            const float lp = log2_p(a[v]);
-            const float lq = log2_q(b[v]);
-            const float d  = std::abs(lp - lq);
-            const float e  = pow2(-d);
-
-            return pow2(std::max(lp, lq))*(one_side(e) - d*e);
-        });
-        return std::clamp((float) (0.5*sum), 0.0f, 1.0f);
+        return pow2(std::max(lp, lq))*(one_side(e) - d*e);
     });
+    return std::clamp((float) (0.5*sum), 0.0f, 1.0f);
 }
 
-float pcd_entropy(const float * row, int32_t n_vocab) {
-    return with_logits(row, row, n_vocab, [](const float * x, const float *, int32_t n) {
-        const softmax log2_p(x, n);
-
-        // a probability is no less than 2^LEAST here, so neither is its logarithm
-        return std::max(0.0f, (float) -sum_of(n, [=](int32_t v) { return pow2(log2_p(x[v]))*std::max(log2_p(x[v]), LEAST); }));
-    });
+float llama_pcd_strength(const float * standard, const float * local, int32_t n_vocab, float beta, int32_t adaptive) {
+    return adaptive == LLAMA_PCD_ADAPTIVE_JSD && beta != 0.0f ? beta*jsd(standard, local, n_vocab) : beta;
 }
 
-float pcd_strength(const float * standard, const float * local, int32_t n_vocab, float beta, int32_t adaptive) {
-    switch (adaptive) {
-        case LLAMA_PCD_ADAPTIVE_JSD:
-            return beta == 0.0f ? 0.0f : beta*pcd_jsd(standard, local, n_vocab);
-        default:
-            return beta;
+float llama_pcd_entropy(const float * row, int32_t n_vocab) {
+    const auto x = known(row, row, n_vocab);
+    const softmax log2_p(x);
+    if (log2_p.top == NONE) {
+        return 0.0f; // no token has a logit
     }
+    // a probability is no less than 2^LEAST here, so neither is its logarithm
+    const double sum = sum_of(x.size(), [=, x = x.data()](int32_t v) { return pow2(log2_p(x[v]))*std::max(log2_p(x[v]), LEAST); });
+    return std::max(0.0f, (float) -sum);
 }

@@ -6,6 +6,7 @@
 #include "llama-model.h"
 
 #include <algorithm>
+#include <cmath>
 
 llama_pcd_graph & llama_pcd_graph::current() {
     static thread_local llama_pcd_graph graph;
@@ -16,7 +17,7 @@ void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * cor
     auto & graph = current();
     graph = {};
 
-    if (!core || !(core->settings.on || core->probing)) {
+    if (!core || !(core->settings.on || core->probing || core->read)) {
         return;
     }
     const auto & ubatch = gctx.ubatch;
@@ -31,20 +32,20 @@ void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * cor
         core->twins->misplaced = true;
         n_twin = 0;
     }
-    const uint32_t n_perturbed = n_twin > 0 ? core->twins->count_perturbed(ubatch) : 0;
+    const uint32_t n_perturbed = n_twin > 0 ? core->twins->count(ubatch, true) : 0;
 
-    auto inp = std::make_unique<llm_graph_input_pcd>(*core, ubatch.n_tokens, n_twin, n_perturbed, gctx.hparams.n_pos_per_embd());
-
-    graph.core     = core;
-    graph.inp      = inp.get();
-    graph.ctx      = gctx.ctx0;
-    graph.gf       = gctx.gf;
-    graph.n_tokens = ubatch.n_tokens;
-    graph.n_twin   = n_twin;
+    graph.inp_own = std::make_unique<llm_graph_input_pcd>(
+        *core, ubatch.n_tokens, n_twin, n_perturbed, gctx.hparams.n_pos_per_embd());
+    if (n_twin > 0) {
+        graph.inp_own->visible = core->view.visible(*core->twins);
+    }
+    graph.core        = core;
+    graph.inp         = graph.inp_own.get();
+    graph.ctx         = gctx.ctx0;
+    graph.gf          = gctx.gf;
+    graph.n_tokens    = ubatch.n_tokens;
+    graph.n_twin      = n_twin;
     graph.n_perturbed = n_perturbed;
-
-    inp->look(ubatch);
-    gctx.res->add_input(std::move(inp));
 }
 
 //
@@ -64,15 +65,120 @@ ggml_tensor * llama_pcd_graph::input_pos(ggml_tensor *& t, const char * name) co
     return input(t, GGML_TYPE_I32, (int64_t) n_tokens*inp->n_pos, name);
 }
 
-ggml_tensor * llama_pcd_graph::input_k_rot(const llama_kv_cache & kv) const {
-    for (const auto & [cur, rot] : inp->k_rot) {
-        if (cur == &kv && rot) {
-            return rot;
+static void set_data(ggml_tensor * t, const void * data) {
+    ggml_backend_tensor_set(t, data, 0, ggml_nbytes(t));
+}
+
+bool llm_graph_input_pcd::is_misplaced(const llama_pcd_core & core, const llama_ubatch & ubatch) {
+    auto & twins = *core.twins;
+
+    const auto place = [&](uint32_t i) {
+        const auto * twin = twins.at(ubatch, i);
+        return !twin ? 0 : !twin->perturbed ? 1 : 2;
+    };
+    bool res = twins.together && !core.memory.recr && ubatch.equal_seqs();
+    for (uint32_t i = 1; i < ubatch.n_tokens; ++i) {
+        res |= place(i) < place(i - 1);
+    }
+    return res;
+}
+
+bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
+    const auto & ubatch = params.ubatch;
+
+    const bool same = core.pcd.generation == generation && core.settings.on && ubatch.n_tokens == n_tokens;
+
+    if (!same || !core.twins) {
+        return same && n_twin == 0;
+    }
+    auto & twins = *core.twins;
+
+    if (twins.count(ubatch) != n_twin || twins.count(ubatch, true) != n_perturbed || is_misplaced(core, ubatch)) {
+        return false;
+    }
+    core.view.place(twins, ubatch);
+    return core.view.visible(twins) == visible;
+}
+
+void llm_graph_input_pcd::set_input(const llama_ubatch * ubatch) {
+    core.second.cells_stored();
+
+    set_pos(twin_pos, *ubatch, true);
+    set_pos(key_pos,  *ubatch, false);
+    set_offsets(*ubatch);
+    set_noise(*ubatch);
+
+    for (const auto & [i, rot] : k_rot) {
+        if (rot && rot->buffer) {
+            core.memory.kvs[i]->set_input_k_rot(rot);
         }
     }
-    ggml_tensor * rot = kv.build_input_k_rot(ctx);
-    inp->k_rot.push_back({ &kv, rot });
-    return rot;
+    for (const auto & [mask, i] : masks) {
+        if (mask->buffer) {
+            core.view.mask(*core.twins, i, mask);
+        }
+    }
+}
+
+void llm_graph_input_pcd::set_pos(ggml_tensor * t, const llama_ubatch & ubatch, bool of_twins) const {
+    if (!t || !t->buffer) {
+        return;
+    }
+
+    const uint32_t n = ubatch.n_tokens;
+
+    std::vector<int32_t> data(n*n_pos, 0);
+
+    for (uint32_t i = 0; i < n; ++i) {
+        const auto * twin = core.twins ? core.twins->at(ubatch, i) : nullptr;
+        if (of_twins ? !twin || !twin->perturbed : twin != nullptr) {
+            continue;
+        }
+        for (uint32_t j = 0; j < n_pos; ++j) {
+            // as llm_graph_input_pos does: a text token has the same position in all sections but the last
+            const bool text = ubatch.token && n_pos == 4;
+            data[j*n + i] = text ? (j < 3 ? ubatch.pos[i] : 0) : ubatch.pos[j*n + i];
+        }
+    }
+
+    set_data(t, data.data());
+}
+
+void llm_graph_input_pcd::set_offsets(const llama_ubatch & ubatch) const {
+    if (!offsets || !offsets->buffer) {
+        return;
+    }
+
+    const auto & p = core.settings.params;
+
+    std::vector<int32_t> data(n_tokens*n_pos, 0);
+
+    for (uint32_t i = n_tokens - n_perturbed; i < n_tokens; ++i) {
+        for (uint32_t j = 0; j < std::min(n_pos, 3u); ++j) {
+            data[j*n_tokens + i] = llama_pcd_offset(p.seed, ubatch.pos[i], p.offset_min, p.offset_max);
+        }
+    }
+
+    set_data(offsets, data.data());
+}
+
+void llm_graph_input_pcd::set_noise(const llama_ubatch & ubatch) const {
+    const auto & p = core.settings.params;
+
+    for (const auto & [key, t] : noise) {
+        if (!t->buffer) {
+            continue;
+        }
+        const auto [layer, n_dims] = key;
+
+        std::vector<float> data(ggml_nelements(t));
+        for (uint32_t i = 0; i < n_perturbed; ++i) {
+            float * cur = data.data() + (size_t) i*2*(n_dims/2);
+            llama_pcd_noise(p.seed, ubatch.pos[n_tokens - n_perturbed + i], layer, n_dims, p.noise, p.band, cur, cur + n_dims/2);
+        }
+
+        set_data(t, data.data());
+    }
 }
 
 //
@@ -82,14 +188,14 @@ ggml_tensor * llama_pcd_graph::input_k_rot(const llama_kv_cache & kv) const {
 // cos and sin of the first component of each pair of a twin get noise:
 //   y1 = (cos + n1) a1 - (sin + n2) a2
 ggml_tensor * llama_pcd_graph::build_noise(ggml_tensor * cur, ggml_tensor * a, const llama_pcd_rotation & r) {
-    const int64_t n_half = r.n_dims/2;
+    const int64_t n_half = r.n_dims()/2;
     const int64_t n_head = a->ne[1];
     const int64_t i0     = n_tokens - n_perturbed;
 
-    ggml_tensor * noise = input(inp->noise[{ n_attn, r.n_dims }], GGML_TYPE_F32, n_half, "pcd_noise", 2, n_perturbed);
+    ggml_tensor * noise = input(inp->noise[{ n_attn, r.n_dims() }], GGML_TYPE_F32, n_half, "pcd_noise", 2, n_perturbed);
 
     // pairs are neighbours, or half the rotated dimensions apart
-    const bool   pairs  = r.mode == GGML_ROPE_TYPE_NORMAL;
+    const bool   pairs  = r.mode() == GGML_ROPE_TYPE_NORMAL;
     const size_t stride = pairs ? 2*a->nb[0] : a->nb[0];
 
     const auto component = [&](size_t offs) {
@@ -107,7 +213,7 @@ ggml_tensor * llama_pcd_graph::build_noise(ggml_tensor * cur, ggml_tensor * a, c
     return ggml_acc(ctx, cur, delta, pairs ? 2*cur->nb[0] : cur->nb[0], cur->nb[1], cur->nb[2], i0*cur->nb[2]);
 }
 
-ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur, ggml_tensor * a, llama_pcd_rotation r) {
+ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur) {
     if (!builds_in(c)) {
         return cur;
     }
@@ -119,11 +225,14 @@ ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur, ggml
         core->limits.seen.push_back(cur);
     }
 
+    ggml_tensor *      a = cur->src[0];
+    llama_pcd_rotation r(cur);
+
     const auto & settings = core->settings;
 
     if (n_perturbed > 0 && settings.rotates()) {
         cur = r.turn(ctx, cur, input_pos(inp->twin_pos, "pcd_twin_pos"),
-                core->tables.table(llama_pcd_tables::DIFFERENCE, r.factors, r.n_dims/2), 0);
+                core->tables.difference(r.factors, r.n_dims()/2), 0);
     }
     if (n_perturbed > 0 && settings.params.perturbation == LLAMA_PCD_PERTURBATION_NOISE) {
         if (llama_pcd_settings::offsets(settings.params)) {
@@ -186,6 +295,26 @@ static bool is_weights(const ggml_tensor * w, const ggml_tensor * key) {
     return w->op == GGML_OP_NONE && w->type == GGML_TYPE_F32 && w->buffer && ggml_nelements(w) == key->ne[0];
 }
 
+// Whether t is made from `from`, in at most so many steps and without another rotation in between; `on_path` is called for each operation
+// on the way, the first one first.
+template <typename F>
+static bool descends_from(const ggml_tensor * t, const ggml_tensor * from, int depth, const F & on_path) {
+    if (!t || depth == 0) {
+        return false;
+    }
+    if (t == from) {
+        return true;
+    }
+    if (t->op == GGML_OP_ROPE) { // a key is never rotated twice, so the search ends at its rotation
+        return false;
+    }
+    if (descends_from(t->src[0], from, depth - 1, on_path) || descends_from(t->src[1], from, depth - 1, on_path)) {
+        on_path(t);
+        return true;
+    }
+    return false;
+}
+
 // the rotation behind this key
 llama_pcd_rotation llama_pcd_graph::claim_rotation(const ggml_tensor * k_cur, bool hadamard) {
     llama_pcd_rotation res;
@@ -205,7 +334,7 @@ llama_pcd_rotation llama_pcd_graph::claim_rotation(const ggml_tensor * k_cur, bo
                 weighed |= !commutes(t);
             }
         };
-        if (llama_pcd_descends_from(k_cur, it->out, 10, on_path)) {
+        if (descends_from(k_cur, it->out, 10, on_path)) {
             res = *it;
             res.weighed  = weighed;
             res.weights  = weights;
@@ -228,32 +357,33 @@ static int rotation_offset(const ggml_tensor * k_cur, const llama_pcd_rotation &
             return r.offset;
         }
         if (t->op == GGML_OP_CONCAT && t->op_params[0] == 0) {
-            const bool behind = !llama_pcd_descends_from(t->src[0], r.out, 10) && llama_pcd_descends_from(t->src[1], r.out, 10);
+            const auto is_in  = [&](const ggml_tensor * part) { return descends_from(part, r.out, 10, [](const ggml_tensor *) {}); };
+            const bool behind = !is_in(t->src[0]) && is_in(t->src[1]);
             return r.offset + (behind ? (int) t->src[0]->ne[0] : 0);
         }
     }
     return r.offset;
 }
 
-void llama_pcd_graph::store_k(const llama_kv_cache & kv, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il) {
-    auto * layer = core->second.find_layer(kv, il);
-    if (!layer) {
-        return;
-    }
+void llama_pcd_graph::store_k(llama_pcd_layer & layer, ggml_tensor * k_cur, ggml_tensor * k_idxs) {
+    const auto & kv = *core->memory.kvs[layer.i_cache];
 
     llama_pcd_rotation r = claim_rotation(k_cur, llama_pcd::transforms_keys(kv));
 
     r.offset = r.out ? rotation_offset(k_cur, r) : 0;
-    layer->rotation = r;
+    layer.rotation = r;
 
-    if (core->settings.rerotated() && layer->k2) {
+    if (core->settings.rerotated() && layer.k2) {
         if (r.out) {
-            ggml_tensor * rot = r.hadamard ? input_k_rot(kv) : nullptr;
-            k_cur = core->tables.turn_key(ctx, k_cur, input_pos(inp->key_pos, "pcd_key_pos"), r, rot);
+            auto & rot = inp->k_rot[layer.i_cache];
+            if (r.hadamard && !rot) {
+                rot = kv.build_input_k_rot(ctx);
+            }
+            k_cur = core->tables.turn_key(ctx, k_cur, input_pos(inp->key_pos, "pcd_key_pos"), r, r.hadamard ? rot : nullptr);
         }
         // heads side by side, as the cache stores them
         k_cur = ggml_view_2d(ctx, k_cur, k_cur->ne[0]*k_cur->ne[1], k_cur->ne[2], k_cur->nb[2], 0);
-        ggml_build_forward_expand(gf, ggml_set_rows(ctx, layer->k2, k_cur, k_idxs));
+        ggml_build_forward_expand(gf, ggml_set_rows(ctx, layer.k2, k_cur, k_idxs));
     }
 }
 
@@ -462,19 +592,44 @@ ggml_tensor * llama_pcd_graph::build_parts(const attn & args, const std::vector<
     return cur;
 }
 
+// the input that a mask is made from
+static ggml_tensor * input_of(ggml_tensor * mask) {
+    while (mask->src[0] && !(mask->flags & GGML_TENSOR_FLAG_INPUT)) {
+        mask = mask->src[0];
+    }
+    return mask;
+}
+
 ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     if (!builds_in(args.gctx.ctx0) || splitting) {
         return nullptr;
+    }
+    if (inp_own) {
+        args.gctx.res->add_input(std::move(inp_own));
+    }
+    auto * layer = core->second.find_layer(args.k->view_src);
+
+    for (int i = n_nodes; layer && i < ggml_graph_n_nodes(gf); ++i) {
+        const ggml_tensor * node = ggml_graph_node(gf, i);
+        if (node->op == GGML_OP_SET_ROWS && node->view_src == layer->k1) { // llama_kv_cache::cpy_k, which views the key as rows
+            store_k(*layer, node->src[0]->src[0], node->src[1]);
+            break;
+        }
+    }
+    n_nodes = ggml_graph_n_nodes(gf);
+
+    if (core->read) {
+        build_read(args, layer);
     }
 
     // a layer that shares another's cells stores no keys: its rotation must not reach the next layer
     rotations.clear();
     n_attn++;
 
-    const auto * layer = n_twin > 0 ? core->second.find_layer(args.k->view_src) : nullptr;
-    if (!layer) {
+    if (n_twin == 0 || !layer) {
         return nullptr;
     }
+    inp->masks[input_of(args.kq_mask)] = layer->i_cache;
 
     const bool second = layer->k2 && core->settings.rerotated() && n_perturbed > 0;
 
@@ -502,4 +657,69 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     const part twins = { second ? second_of(args, *layer) : args.k, range, n_first, n_last };
 
     return n_first > 0 ? build_parts(args, { own, twins }) : build_parts(args, { twins });
+}
+
+//
+// what llama_pcd_attention reads
+//
+
+// ALiBi's factor of the mask, as ggml has it
+static float slope_of(float max_bias, int64_t head, int64_t n_heads) {
+    const double n = std::exp2(std::floor(std::log2((double) n_heads)));
+    return (float) (head < n ? std::exp2(-max_bias*(head + 1)/n) : std::exp2(-max_bias/2*(2*(head - n) + 1)/n));
+}
+
+// as llama.cpp does it, but of floats
+ggml_tensor * llama_pcd_graph::build_head(const attn & args, int64_t head) const {
+    const auto &  hparams = args.gctx.hparams;
+    const int64_t n_head  = args.q->ne[1];
+    const int64_t i_k     = head/(n_head/args.k->ne[1]); // heads of one group share their keys
+
+    ggml_tensor * q = ggml_view_2d(ctx, args.q, args.q->ne[0], n_tokens,      args.q->nb[2], head*args.q->nb[1]);
+    ggml_tensor * k = ggml_view_2d(ctx, args.k, args.k->ne[0], args.k->ne[2], args.k->nb[2], i_k*args.k->nb[1]);
+
+    ggml_tensor * cur = ggml_mul_mat(ctx, k->type == GGML_TYPE_F32 ? k : ggml_cast(ctx, k, GGML_TYPE_F32), q);
+    ggml_prec_set_acc(cur, GGML_PREC_F32);
+
+    float scale = args.kq_scale;
+    if (hparams.attn_soft_cap || args.gctx.arch == LLM_ARCH_GROK) {
+        const float cap = hparams.f_attn_logit_softcapping;
+        const float own = args.gctx.arch == LLM_ARCH_GROK && !args.gctx.cparams.flash_attn ? hparams.f_attn_out_scale : args.kq_scale;
+
+        cur   = ggml_scale(ctx, ggml_tanh(ctx, ggml_scale(ctx, cur, own/cap)), cap);
+        scale = 1.0f;
+    }
+    ggml_tensor * mask = args.kq_mask;
+    if (hparams.f_max_alibi_bias > 0.0f) {
+        mask = mask->type == GGML_TYPE_F32 ? mask : ggml_cast(ctx, mask, GGML_TYPE_F32);
+        mask = ggml_scale(ctx, mask, slope_of(hparams.f_max_alibi_bias, head, n_head));
+    }
+    cur = ggml_soft_max_ext(ctx, cur, mask, scale, 0.0f);
+    if (args.sinks) {
+        ggml_soft_max_add_sinks(cur, ggml_view_1d(ctx, args.sinks, 1, head*args.sinks->nb[0]));
+    }
+    return cur;
+}
+
+void llama_pcd_graph::build_read(const attn & args, const llama_pcd_layer * layer) {
+    const auto it = core->read->heads.find(n_attn);
+
+    const bool readable = it != core->read->heads.end() && layer && args.kq_mask && args.kq_mask->ne[2] == 1 && args.k->ne[3] == 1 && !args.kq_b;
+    if (!readable) {
+        return; // or all cells are seen, heads each see another choice of cells, or there is a cache for each sequence
+    }
+    const int64_t n_head = args.q->ne[1];
+
+    ggml_tensor * sum = nullptr;
+    for (const int32_t head : it->second) {
+        if (head < 0 || head >= n_head) {
+            core->read->refusal = format("layer %d of this model has %d heads, so its head %d cannot be read", n_attn, (int) n_head, head);
+            return;
+        }
+        ggml_tensor * cur = build_head(args, head);
+        sum = sum ? ggml_add(ctx, sum, cur) : cur;
+    }
+    ggml_set_output(sum);
+    ggml_build_forward_expand(gf, sum);
+    core->read->found[n_attn] = { layer->i_cache, sum };
 }

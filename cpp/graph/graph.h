@@ -18,24 +18,23 @@
 #include <utility>
 #include <vector>
 
-class llm_graph_input_pcd : public llm_graph_input_of_pcd {
+// Goes with a graph that was built for a context with PCD, behind the inputs of attention: it is not used again for others.
+class llm_graph_input_pcd : public llm_graph_input_i {
 public:
     llm_graph_input_pcd(llama_pcd_core & core, uint32_t n_tokens, uint32_t n_twin, uint32_t n_perturbed, uint32_t n_pos) :
-        llm_graph_input_of_pcd(core.pcd), core(core), n_tokens(n_tokens), n_twin(n_twin), n_perturbed(n_perturbed), n_pos(n_pos) {}
+        core(core), generation(core.pcd.generation), n_tokens(n_tokens), n_twin(n_twin), n_perturbed(n_perturbed), n_pos(n_pos) {}
 
     // Whether twins cannot be evaluated in this micro-batch. Attention is split, so all of them have to come after the standard tokens, and
     // those that are perturbed last. If a batch does not fit as it is, sliding-window memory splits it anew (split_equal), so that each
     // sequence gets as many tokens in a micro-batch: then a twin may come before the tokens that it should see.
     static bool is_misplaced(const llama_pcd_core & core, const llama_ubatch & ubatch);
 
-    // choose the cells of a graph that is begun, whose twins are placed
-    void look(const llama_ubatch & ubatch);
-
     void set_input(const llama_ubatch * ubatch) override;
     bool can_reuse(const llm_graph_params & params) override;
 
     llama_pcd_core & core;
 
+    const uint32_t generation;
     const uint32_t n_tokens;
     const uint32_t n_twin;
     const uint32_t n_perturbed;
@@ -47,7 +46,8 @@ public:
 
     std::map<std::pair<int32_t, int32_t>, ggml_tensor *> noise; // (layer, n_dims) -> F32 [n_dims/2, 2, n_perturbed]
 
-    std::vector<std::pair<const llama_kv_cache *, ggml_tensor *>> k_rot;
+    std::map<size_t,        ggml_tensor *> k_rot; // of each cache
+    std::map<ggml_tensor *, size_t>        masks; // the KQ masks of the graph, and whose they are
 
     // of each cache, what the twins' attention looks at
     std::vector<llama_pcd_view::cell_range> visible;
@@ -61,30 +61,16 @@ private:
 struct llama_pcd_graph {
     static llama_pcd_graph & current(); // the graph that this thread builds
 
-    // a graph is begun; null: without twins
+    // a graph is begun; null: not one of ours
     static void begin(const llm_graph_context & gctx, llama_pcd_core * core);
 
     bool builds_in(const ggml_context * c) const { return core && ctx == c; }
 
-    //
-    // rotation
-    //
-
-    // `cur`, which is `a` rotated by the model as r says, with a twin's rotation or noise
-    ggml_tensor * rotated(ggml_context * c, ggml_tensor * cur, ggml_tensor * a, llama_pcd_rotation r);
+    // `cur`, which the model rotated, with a twin's rotation or noise
+    ggml_tensor * rotated(ggml_context * c, ggml_tensor * cur);
 
     // the model has the rotation `a` start at another dimension; false: let the model do that itself
     bool offset(ggml_tensor * a, int n_offs);
-
-    //
-    // second keys
-    //
-
-    void store_k(const llama_kv_cache & kv, ggml_tensor * k_cur, ggml_tensor * k_idxs, int32_t il);
-
-    //
-    // attention
-    //
 
     // the arguments of llm_graph_context::build_attn_mha
     struct attn {
@@ -102,15 +88,19 @@ struct llama_pcd_graph {
         int           il;
     };
 
-    // standard tokens and twins side by side; null: nothing to do
+    // store second keys, and have standard tokens and twins attend side by side; null: as llama.cpp does it
     ggml_tensor * build_attn(const attn & args);
 
 private:
     llama_pcd_core      * core = nullptr; // null: no graph of ours
     llm_graph_input_pcd * inp  = nullptr;
 
+    std::unique_ptr<llm_graph_input_pcd> inp_own; // until the inputs of attention are in the graph
+
     ggml_context * ctx = nullptr;
     ggml_cgraph  * gf  = nullptr;
+
+    int n_nodes = 0; // of the graph, up to the last attention
 
     uint32_t n_tokens = 0;
     uint32_t n_twin   = 0; // the last tokens
@@ -129,11 +119,16 @@ private:
     ggml_tensor * input(ggml_tensor *& t, ggml_type type, int64_t ne0, const char * name, int64_t ne1 = 1, int64_t ne2 = 1) const;
 
     ggml_tensor * input_pos  (ggml_tensor *& t, const char * name) const;
-    ggml_tensor * input_k_rot(const llama_kv_cache & kv) const;
 
     ggml_tensor * build_noise(ggml_tensor * cur, ggml_tensor * a, const llama_pcd_rotation & r);
 
     llama_pcd_rotation claim_rotation(const ggml_tensor * k_cur, bool hadamard);
+
+    void store_k(llama_pcd_layer & layer, ggml_tensor * k_cur, ggml_tensor * k_idxs);
+
+    // what one head of all tokens pays to the cells, [n_kv, n_tokens]; what llama_pcd_attention reads of a layer
+    ggml_tensor * build_head(const attn & args, int64_t head) const;
+    void          build_read(const attn & args, const llama_pcd_layer * layer);
 
     // the same cells of the second keys
     ggml_tensor * second_of(const attn & args, const llama_pcd_layer & layer) const;

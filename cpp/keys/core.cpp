@@ -77,11 +77,11 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, std::string & err) {
         return LLAMA_PCD_NO_MEMORY;
     }
 
-    auto tensors = second.allocate(p, err);
-    if (!tensors) {
+    llama_pcd_second::tensors_ptr tensors;
+    if (!second.allocate(p, tensors, err)) {
         return LLAMA_PCD_NO_MEMORY;
     }
-    const bool changed = *tensors != second.in_force();
+    const bool changed = tensors != second.in_force();
     const bool other   = !llama_pcd_settings::same_table(p, settings.params);
 
     llama_pcd_settings next = settings;
@@ -91,7 +91,7 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, std::string & err) {
     // what is in force for what is to be: nothing in this can fail
     const auto swap = [&]() noexcept {
         std::swap(settings, next);
-        second.swap(*tensors);
+        second.swap(tensors);
         if (other) {
             tables.forget();
         }
@@ -99,11 +99,14 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, std::string & err) {
     };
 
     swap();
-    if (changed || !has_reserved) {
-        pcd.reserve_now([&]() {
-            swap();
-            pcd.reserve_later();
-        });
+    try {
+        if (changed || !has_reserved) {
+            pcd.reserve_now();
+        }
+    } catch (...) {
+        swap();
+        pcd.reserve_later();
+        throw;
     }
     has_reserved = true;
 

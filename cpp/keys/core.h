@@ -3,11 +3,11 @@
 
 #pragma once
 
-#include "twins/limits.h"
 #include "keys/second.h"
-#include "twins/settings.h"
+#include "twins/limits.h"
 #include "twins/twins.h"
-#include "keys/tables.h"
+
+#include <map>
 
 struct llama_pcd_core {
     llama_pcd_core(llama_pcd & pcd, const llama_pcd_memory & memory);
@@ -29,13 +29,24 @@ struct llama_pcd_core {
 
     llama_pcd_twins * twins = nullptr; // those of the batch that llama.cpp decodes; null: it has none
 
+    // what llama_pcd_attention reads in the graph of a batch
+    struct reading {
+        std::map<int32_t, std::vector<int32_t>> heads; // by layer
+
+        struct layer {
+            size_t        i_cache;
+            ggml_tensor * pays; // F32 [n_kv, n_tokens], the sum over the heads
+        };
+        std::map<int32_t, layer> found; // what of these the graph has
+        std::string              refusal;
+    };
+    reading * read = nullptr; // null: nothing
+
     bool probing = false; // a graph is built to see what only a graph shows; nothing is added to it
 
-    // Whether these parameters can be set, but for the memory that they take. Nothing in force changes.
+    // see llama_pcd_check, and llama_pcd_set for parameters that check() found nothing wrong with
     int32_t check(const llama_pcd_params & p, std::string & err);
-
-    // Put parameters in force that check() found nothing wrong with: all of them or, without the memory for that, none.
-    int32_t set(const llama_pcd_params & p, std::string & err);
+    int32_t set  (const llama_pcd_params & p, std::string & err);
 
     // see llama_pcd_set_seq
     int32_t set_seq(llama_seq_id seq_id, const llama_pcd_params * p, std::string & err);

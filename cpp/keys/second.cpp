@@ -1,4 +1,4 @@
-// Allocates second keys, keeps track of their cells, and derives them from the first.
+// Writes rho into frequency factors; allocates second keys, keeps track of their cells, and derives them from the first.
 
 #include "keys/second.h"
 
@@ -6,89 +6,142 @@
 #include "llama-model.h"
 
 #include <algorithm>
-#include <cstring>
+#include <cmath>
+#include <map>
+#include <stdexcept>
 
 //
-// cells
+// tables
 //
 
-std::vector<uint32_t> llama_pcd_stale::list(const llama_kv_cells & cells) {
-    std::vector<uint32_t> res;
+// stands for "does not turn": finite, since an infinity is not safe under fast math
+static constexpr float FACTOR_STILL = 1e30f;
 
-    const uint8_t * begin = flags.data();
-    const uint8_t * end   = begin + flags.size();
+static const char * const INVERSE = "pcd_inverse_weights"; // 1/w for learned weights w
 
-    for (const uint8_t * at = begin + first; n > res.size(); ++at) {
-        at = (const uint8_t *) memchr(at, 1, end - at);
-
-        const uint32_t i = at - begin;
-        if (cells.is_empty(i)) {
-            set(i, false);
-        } else {
-            res.push_back(i);
+ggml_tensor * llama_pcd_tables::table(const char * name, const ggml_tensor * source, int64_t n) {
+    for (const auto & cur : tables) {
+        if (cur.source == source && cur.t->ne[0] == n) {
+            return cur.t;
         }
     }
-    first = res.empty() ? flags.size() : res[0];
-    return res;
-}
+    // beside its source, or where the first layer lives
+    auto * buft = source && source->buffer ?
+        ggml_backend_buffer_get_type(source->buffer) : ggml_backend_dev_buffer_type(model.dev_layer(0));
 
-llama_pcd_kv::llama_pcd_kv(llama_kv_cache & kv, size_t index) : kv(&kv), stale(kv.get_size()) {
-    const auto & hparams = llama_pcd::hparams(kv);
+    entry res = { source, nullptr, ggml_context_ptr(ggml_init({ ggml_tensor_overhead(), nullptr, true })), nullptr };
+    res.t = ggml_new_tensor_1d(res.ctx.get(), GGML_TYPE_F32, n);
+    ggml_set_name(res.t, name);
+    res.buf.reset(ggml_backend_alloc_ctx_tensors_from_buft(res.ctx.get(), buft));
+    if (!res.buf) {
+        throw std::runtime_error(std::string("pcd: no memory for the tensor ") + name);
+    }
 
-    for (const auto & own : llama_pcd::layers(kv)) {
-        if (hparams.n_head_kv(own.il) > 0) {
-            layers.push_back({ index, own.il, hparams.has_rope(own.il), own.k });
+    std::vector<float> data(n, 1.0f);
+    if (source) {
+        GGML_ASSERT(source->type == GGML_TYPE_F32 && source->ne[0] >= n);
+        ggml_backend_tensor_get(source, data.data(), 0, n*sizeof(float));
+    }
+    if (name == INVERSE) {
+        for (float & w : data) {
+            w = w == 0.0f ? 0.0f : 1.0f/w; // what was multiplied by 0 is lost, and does not matter
+        }
+    } else {
+        const auto & p = settings.params;
+
+        std::vector<double> rho(n);
+        llama_pcd_rho(2*n, p.alpha, p.base_ratio, p.transition, p.band, rho.data());
+        for (int64_t j = 0; j < n; ++j) {
+            const double turn = rho[j] - 1.0;
+            data[j] = std::abs(turn)*FACTOR_STILL > data[j] ? (float) (data[j]/turn) : FACTOR_STILL;
         }
     }
+    ggml_backend_tensor_set(res.t, data.data(), 0, n*sizeof(float));
+
+    tables.push_back(std::move(res));
+
+    return tables.back().t;
 }
+
+ggml_tensor * llama_pcd_tables::turn_key(
+        ggml_context * ctx, ggml_tensor * k, ggml_tensor * pos, const llama_pcd_rotation & r, ggml_tensor * hadamard) {
+    // most layers of a quantised cache store Hadamard-rotated keys; the transform is its own inverse
+    if (hadamard) {
+        k = llama_mul_mat_hadamard(ctx, k, hadamard);
+    }
+    // a norm after the rotation commutes with another rotation, its weights do not
+    if (r.weights) {
+        k = ggml_mul(ctx, k, table(INVERSE, r.weights, ggml_nelements(r.weights)));
+    }
+    k = r.turn(ctx, k, pos, difference(r.factors, r.n_dims()/2), r.offset);
+    if (r.weights) {
+        k = ggml_mul(ctx, k, r.weights);
+    }
+    if (hadamard) {
+        k = llama_mul_mat_hadamard(ctx, k, hadamard);
+    }
+    return k;
+}
+
+//
+// layers
+//
 
 llama_pcd_second::llama_pcd_second(
         llama_pcd & pcd, const llama_pcd_memory & memory, const llama_pcd_settings & settings, llama_pcd_tables & tables) :
-    pcd(pcd), memory(memory), settings(settings), tables(tables), all(memory.kvs.size()) {
-    for (auto * kv : memory.kvs) {
-        kvs.emplace_back(*kv, kvs.size());
+    pcd(pcd), memory(memory), settings(settings), tables(tables) {
+    for (const auto * kv : memory.kvs) {
+        const auto & hparams = llama_pcd::hparams(*kv);
+        for (const auto & own : llama_pcd::layers(*kv)) {
+            if (hparams.n_head_kv(own.il) > 0) {
+                layers.push_back({ caches.size(), own.il, hparams.has_rope(own.il), own.k });
+            }
+        }
+        caches.push_back({ std::vector<uint8_t>(kv->get_size(), 0), {} });
     }
+}
+
+llama_pcd_layer * llama_pcd_second::find_layer(const ggml_tensor * k1) {
+    const auto it = std::find_if(layers.begin(), layers.end(), [&](const auto & layer) { return layer.k1 == k1; });
+    return it == layers.end() ? nullptr : &*it;
+}
+
+bool llama_pcd_second::has_weighed_keys() const {
+    return std::any_of(layers.begin(), layers.end(), [](const auto & layer) { return layer.rotation.weighed; });
 }
 
 //
 // other settings
 //
 
-// the type that parameters want a layer's second keys in; GGML_TYPE_COUNT: they want none
-static ggml_type type_for(const llama_pcd_params & p, const llama_pcd_layer & layer) {
-    if (!llama_pcd_settings::rerotated(p) || !layer.rotates) {
-        return GGML_TYPE_COUNT;
+bool llama_pcd_second::allocate(const llama_pcd_params & p, tensors_ptr & res, std::string & err) {
+    // the type that these parameters want a layer's second keys in; GGML_TYPE_COUNT: they want none
+    const auto type_of = [&](const llama_pcd_layer & layer) {
+        const bool wanted = llama_pcd_settings::rerotated(p) && layer.rotates;
+        return !wanted ? GGML_TYPE_COUNT : p.type_k_over >= 0 ? (ggml_type) p.type_k_over : layer.k1->type;
+    };
+    size_t n_wanted = 0;
+    bool   serves   = all != nullptr;
+    for (size_t i = 0; i < layers.size(); ++i) {
+        const ggml_type type = type_of(layers[i]);
+        if (type != GGML_TYPE_COUNT) {
+            n_wanted += ggml_row_size(type, layers[i].k1->ne[0])*layers[i].k1->ne[1];
+            serves   &= all && all->of[i] && all->of[i]->type == type;
+        }
     }
-    return p.type_k_over >= 0 ? (ggml_type) p.type_k_over : layer.k1->type;
-}
-
-static size_t n_bytes_for(const llama_pcd_params & p, const llama_pcd_kv & cur) {
-    size_t res = 0;
-    for (const auto & layer : cur.layers) {
-        const ggml_type type = type_for(p, layer);
-
-        res += type == GGML_TYPE_COUNT ? 0 : ggml_row_size(type, layer.k1->ne[0])*layer.k1->ne[1];
+    res = all;
+    if (n_wanted == 0 || serves) {
+        return true;
     }
-    return res;
-}
-
-static bool serves(const llama_pcd_tensors * there, const llama_pcd_params & p, const llama_pcd_kv & cur) {
-    bool res = there != nullptr;
-    for (size_t i = 0; i < cur.layers.size() && res; ++i) {
-        const ggml_type type = type_for(p, cur.layers[i]);
-        res = type == GGML_TYPE_COUNT || (there->of[i] && there->of[i]->type == type);
+    if (!settings.on) {
+        drop(); // off is what a failure leaves in force
     }
-    return res;
-}
 
-// null: no memory
-static std::shared_ptr<llama_pcd_tensors> make_tensors(const llama_pcd_params & p, const llama_pcd_kv & cur) {
-    auto res = std::make_shared<llama_pcd_tensors>();
+    res = std::make_shared<tensors>();
 
     std::map<ggml_backend_buffer_type_t, ggml_context_ptr> ctxs; // by the kind of memory that the first ones live in
-
-    for (const auto & layer : cur.layers) {
-        const ggml_type type = type_for(p, layer);
+    for (const auto & layer : layers) {
+        const ggml_type type = type_of(layer);
 
         res->of.push_back(nullptr);
         if (type == GGML_TYPE_COUNT) {
@@ -96,132 +149,59 @@ static std::shared_ptr<llama_pcd_tensors> make_tensors(const llama_pcd_params & 
         }
         auto & ctx = ctxs[ggml_backend_buffer_get_type(layer.k1->buffer)];
         if (!ctx) {
-            ctx.reset(ggml_init({ cur.layers.size()*ggml_tensor_overhead(), nullptr, true }));
+            ctx.reset(ggml_init({ layers.size()*ggml_tensor_overhead(), nullptr, true }));
         }
         res->of.back() = ggml_new_tensor_2d(ctx.get(), type, layer.k1->ne[0], layer.k1->ne[1]);
         ggml_format_name(res->of.back(), "cache_k_over_l%d", layer.il);
     }
-
     for (auto & [buft, ctx] : ctxs) {
         ggml_backend_buffer_ptr buf(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buft));
         if (!buf) {
-            return nullptr;
+            err = format("the second keys need another %.0f MiB%s; use a smaller n_ctx, cache=\"shared\" or perturbation=\"none\" "
+                    "with a window", n_wanted/1024.0/1024.0,
+                    all ? " beside those in force; turn PCD off before this change, which then frees them" : "");
+            return false;
         }
         ggml_backend_buffer_clear(buf.get(), 0); // no NaN may lurk in unused cells
         res->ctxs_bufs.emplace_back(std::move(ctx), std::move(buf));
     }
-    return res;
+    return true;
 }
 
-std::optional<llama_pcd_second::tensors> llama_pcd_second::allocate(const llama_pcd_params & p, std::string & err) {
-    size_t n_wanted = 0;
-    bool   beside   = false; // others are in force meanwhile
-    bool   ok       = true;
-
-    tensors res = all;
-    for (size_t i = 0; i < kvs.size(); ++i) {
-        const size_t n_bytes = n_bytes_for(p, kvs[i]);
-        if (n_bytes == 0 || serves(res[i].get(), p, kvs[i])) {
-            continue;
-        }
-        res[i].reset();
-        if (!settings.on) {
-            drop(i); // off is what a failure leaves in force
-        }
-        n_wanted += n_bytes;
-        beside   |= all[i] != nullptr;
-        if (ok) {
-            res[i] = make_tensors(p, kvs[i]);
-            ok = res[i] != nullptr;
-        }
-    }
-    if (ok) {
-        return res;
-    }
-    err = format("the second keys need another %.0f MiB%s; use a smaller n_ctx, cache=\"shared\" or perturbation=\"none\" "
-            "with a window", n_wanted/1024.0/1024.0,
-            beside ? " beside those in force; turn PCD off before this change, which then frees them" : "");
-    return std::nullopt;
-}
-
-void llama_pcd_second::swap(tensors & other) noexcept {
+void llama_pcd_second::swap(tensors_ptr & other) noexcept {
     std::swap(all, other);
-    link();
-}
-
-void llama_pcd_second::link() {
-    for (auto & cur : kvs) {
-        for (size_t j = 0; j < cur.layers.size(); ++j) {
-            auto &       layer = cur.layers[j];
-            const auto & keys  = all[layer.i_cache];
-
-            layer.k2 = keys ? keys->of[j] : nullptr;
-        }
+    for (size_t i = 0; i < layers.size(); ++i) {
+        layers[i].k2 = all ? all->of[i] : nullptr;
     }
 }
 
 void llama_pcd_second::keep(bool changed) {
     if (settings.rerotated()) {
         if (changed || !llama_pcd_settings::same_table(settings.params, from)) {
-            cells_loaded(-1);
+            cells_loaded();
         }
         from = settings.params;
-        trim();
     }
 }
 
-void llama_pcd_second::drop(size_t i) {
-    if (all[i]) {
-        all[i].reset();
-        link();
+void llama_pcd_second::drop() {
+    if (all) {
+        tensors_ptr none;
+        swap(none);
         pcd.reset_graphs();
     }
 }
 
 void llama_pcd_second::trim() {
-    for (size_t i = 0; i < kvs.size(); ++i) {
-        if (!settings.on || n_bytes_for(settings.params, kvs[i]) == 0) {
-            drop(i);
-        }
+    if (!settings.rerotated()) {
+        drop();
     }
 }
 
 size_t llama_pcd_second::n_bytes() const {
     size_t res = 0;
-    for (const auto & cur : all) {
-        for (size_t i = 0; cur && i < cur->ctxs_bufs.size(); ++i) {
-            res += ggml_backend_buffer_get_size(cur->ctxs_bufs[i].second.get());
-        }
-    }
-    return res;
-}
-
-//
-// layers
-//
-
-llama_pcd_layer * llama_pcd_second::find_layer(const llama_kv_cache & kv, int32_t il) {
-    const ggml_tensor * k1 = llama_pcd::keys_of(kv, il);
-    return k1 ? find_layer(k1) : nullptr;
-}
-
-llama_pcd_layer * llama_pcd_second::find_layer(const ggml_tensor * k1) {
-    for (auto & cur : kvs) {
-        for (auto & layer : cur.layers) {
-            if (layer.k1 == k1) {
-                return &layer;
-            }
-        }
-    }
-    return nullptr;
-}
-
-bool llama_pcd_second::has_weighed_keys() const {
-    bool res = false;
-    for (const auto & cur : kvs) {
-        for (const auto & layer : cur.layers) {
-            res |= layer.rotation.weighed;
-        }
+    for (size_t i = 0; all && i < all->ctxs_bufs.size(); ++i) {
+        res += ggml_backend_buffer_get_size(all->ctxs_bufs[i].second.get());
     }
     return res;
 }
@@ -232,43 +212,37 @@ bool llama_pcd_second::has_weighed_keys() const {
 
 void llama_pcd_second::cells_placed(const llama_kv_cache & kv, const std::vector<uint32_t> & cells) {
     const size_t i = memory.index_of(&kv);
-    if (i == kvs.size()) {
+    if (i == caches.size()) {
         return;
     }
-    kvs[i].placed = cells;
-    for (const auto idx : cells) {
-        kvs[i].stale.set(idx, true);
+    caches[i].placed = cells;
+    for (const auto j : cells) {
+        caches[i].stale[j] = 1;
     }
 }
 
-void llama_pcd_second::cells_loaded(llama_seq_id seq_id) {
-    for (auto & cur : kvs) {
-        if (seq_id == -1) { // else they are placed
-            cur.stale.set_all();
-        }
+void llama_pcd_second::cells_loaded() {
+    for (auto & cur : caches) {
+        std::fill(cur.stale.begin(), cur.stale.end(), 1);
     }
 }
 
 void llama_pcd_second::cells_stored() {
-    for (auto & cur : kvs) {
-        for (const auto idx : cur.placed) {
-            cur.stale.set(idx, !settings.rerotated());
+    for (auto & cur : caches) {
+        for (const auto j : cur.placed) {
+            cur.stale[j] = !settings.rerotated();
         }
     }
 }
 
-bool llama_pcd_second::any_stale() const {
-    return std::any_of(kvs.begin(), kvs.end(), [](const auto & cur) { return cur.stale.any(); });
-}
-
 // They are derived again: that costs what turning them would, and a coarse type is not rounded twice.
 void llama_pcd_second::keys_shift() {
-    for (auto & cur : kvs) {
-        const auto & cells = llama_pcd::cells(*cur.kv);
+    for (size_t i = 0; i < caches.size(); ++i) {
+        const auto & cells = llama_pcd::cells(*memory.kvs[i]);
 
-        for (uint32_t j = 0; j < cells.used_max_p1(); ++j) {
+        for (uint32_t j = 0; j < cells.used_max_p1() && memory.kvs[i]->get_has_shift(); ++j) {
             if (!cells.is_empty(j) && cells.get_shift(j) != 0) {
-                cur.stale.set(j, true);
+                caches[i].stale[j] = 1;
             }
         }
     }
@@ -277,6 +251,22 @@ void llama_pcd_second::keys_shift() {
 //
 // second keys that are derived in memory, by a small graph of its own
 //
+
+// the positions of these cells as a rotation takes them, n_pos for each (M-RoPE: 4)
+static std::vector<int32_t> positions_of(const llama_kv_cache & kv, const std::vector<uint32_t> & idxs, uint32_t n_pos) {
+    const auto & cells = llama_pcd::cells(kv);
+    const size_t n     = idxs.size();
+
+    std::vector<int32_t> res(n*n_pos, 0);
+    for (size_t i = 0; i < n; ++i) {
+        res[i] = cells.pos_get(idxs[i]);
+        if (n_pos == 4) {
+            res[1*n + i] = cells.ext_get(idxs[i]).y;
+            res[2*n + i] = cells.ext_get(idxs[i]).x;
+        }
+    }
+    return res;
+}
 
 // in pieces: a whole layer at once would need as much scratch memory again
 static constexpr size_t N_PIECE = 4096;
@@ -289,7 +279,9 @@ static void set_data(ggml_tensor * t, const std::vector<T> & data) {
 }
 
 // A graph reads and writes any cells by their index, so that scattered ones take no more graphs than neighbours.
-ggml_status llama_pcd_second::derive_piece(const llama_pcd_kv & cur, const std::vector<uint32_t> & cells) {
+ggml_status llama_pcd_second::derive_piece(size_t i_cache, const std::vector<uint32_t> & cells) {
+    const auto & kv = *memory.kvs[i_cache];
+
     auto &       lctx    = pcd.lctx;
     const auto & hparams = lctx.get_model().hparams;
 
@@ -311,10 +303,10 @@ ggml_status llama_pcd_second::derive_piece(const llama_pcd_kv & cur, const std::
     auto * from = input(GGML_TYPE_I32, n);
     auto * to   = input(GGML_TYPE_I64, n);
     auto * pos  = input(GGML_TYPE_I32, n*hparams.n_pos_per_embd());
-    auto * rot  = cur.kv->build_input_k_rot(ctx);
+    auto * rot  = kv.build_input_k_rot(ctx);
 
-    for (const auto & layer : cur.layers) {
-        if (!layer.k2) {
+    for (const auto & layer : layers) {
+        if (layer.i_cache != i_cache || !layer.k2) {
             continue;
         }
 
@@ -340,9 +332,9 @@ ggml_status llama_pcd_second::derive_piece(const llama_pcd_kv & cur, const std::
     }
     set_data<int32_t>(from, { cells.begin(), cells.end() });
     set_data<int64_t>(to,   { cells.begin(), cells.end() });
-    set_data<int32_t>(pos,  llama_pcd_positions_of(*cur.kv, cells, hparams.n_pos_per_embd()));
+    set_data<int32_t>(pos,  positions_of(kv, cells, hparams.n_pos_per_embd()));
     if (rot && rot->buffer) {
-        cur.kv->set_input_k_rot(rot);
+        kv.set_input_k_rot(rot);
     }
 
     const ggml_status status = lctx.graph_compute(gf, false);
@@ -352,24 +344,29 @@ ggml_status llama_pcd_second::derive_piece(const llama_pcd_kv & cur, const std::
 }
 
 ggml_status llama_pcd_second::derive(int64_t & n) {
-    pcd.lctx.synchronize();
+    for (size_t i = 0; i < caches.size(); ++i) {
+        const auto & cells = llama_pcd::cells(*memory.kvs[i]);
+        auto       & stale = caches[i].stale;
 
-    ggml_status status = GGML_STATUS_SUCCESS;
-    for (auto & cur : kvs) {
-        const auto cells = cur.stale.list(llama_pcd::cells(*cur.kv));
+        std::vector<uint32_t> found;
+        for (uint32_t j = 0; j < cells.used_max_p1(); ++j) {
+            if (stale[j] && !cells.is_empty(j)) {
+                found.push_back(j);
+            }
+        }
+        for (size_t done = 0; done < found.size(); ) {
+            const size_t end = std::min(done + N_PIECE, found.size());
 
-        for (size_t done = 0; done < cells.size() && status == GGML_STATUS_SUCCESS; ) {
-            const size_t end = std::min(done + N_PIECE, cells.size());
-
-            status = derive_piece(cur, { cells.begin() + done, cells.begin() + end });
-
-            for (; done < end && status == GGML_STATUS_SUCCESS; ++done, ++n) {
-                cur.stale.set(cells[done], false);
+            pcd.lctx.synchronize();
+            const ggml_status status = derive_piece(i, { found.begin() + done, found.begin() + end });
+            pcd.reset_own_graph();
+            if (status != GGML_STATUS_SUCCESS) {
+                return status;
+            }
+            for (; done < end; ++done, ++n) {
+                stale[found[done]] = 0;
             }
         }
     }
-
-    pcd.reset_own_graph();
-
-    return status;
+    return GGML_STATUS_SUCCESS;
 }

@@ -1,18 +1,47 @@
-// What PCD keeps beside the KV caches, in the same cells: second keys (cache = rerotated), the keys rotated to theta*; and which of
-// them are stale, cell by cell. They follow from the first keys, so what is stale is derived from them. Knows nothing of batches:
-// only cells.
+// Tables on the device, which rotate to theta* (Eq. 4), and what PCD keeps beside the KV caches in the same cells: second keys
+// (cache = rerotated), the keys rotated to theta*; and which of them are stale, cell by cell. They follow from the first keys, so what is
+// stale is derived from them. Knows nothing of batches: only cells.
 
 #pragma once
 
+#include "twins/settings.h"
 #include "upstream/memory.h"
-#include "keys/tables.h"
+#include "upstream/rotation.h"
 
-#include <algorithm>
-#include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
+
+// ggml divides an angle by its frequency factor. So with the model's own factor ff, theta* = theta / (ff / rho), and
+// theta* - theta = theta / (ff / (rho - 1)): no kernel has to be added.
+struct llama_pcd_tables {
+    llama_pcd_tables(const llama_model & model, const llama_pcd_settings & settings) : model(model), settings(settings) {}
+
+    // theta* - theta, beside n of the model's own frequency factors (null: it has none)
+    ggml_tensor * difference(const ggml_tensor * factors, int64_t n) { return table("pcd_difference_table", factors, n); }
+
+    // other frequencies are in force: graphs that are built from now on get tables of them
+    void forget() { tables.clear(); }
+
+    // turn a whole key, as it is stored, to theta*; hadamard: the transform of the cache, null if it has none
+    ggml_tensor * turn_key(
+            ggml_context * ctx, ggml_tensor * k, ggml_tensor * pos, const llama_pcd_rotation & r, ggml_tensor * hadamard);
+
+private:
+    struct entry {
+        const ggml_tensor *     source;
+        ggml_tensor *           t;
+        ggml_context_ptr        ctx;
+        ggml_backend_buffer_ptr buf;
+    };
+
+    const llama_model        & model;
+    const llama_pcd_settings & settings;
+
+    std::vector<entry> tables;
+
+    ggml_tensor * table(const char * name, const ggml_tensor * source, int64_t n);
+};
 
 struct llama_pcd_layer {
     size_t        i_cache;
@@ -24,59 +53,11 @@ struct llama_pcd_layer {
     llama_pcd_rotation rotation = {}; // as last seen in a graph
 };
 
-// The cells whose second keys are not those of the token that is in the cell. An empty cell may count as either: it is
-// stale again once a token is placed in it.
-struct llama_pcd_stale {
-    explicit llama_pcd_stale(uint32_t n_cells) : flags(n_cells, 0) {}
-
-    bool any() const { return n > 0; } // without looking at the cells
-
-    void set(uint32_t i, bool stale) {
-        n       += stale - flags[i];
-        flags[i] = stale;
-        first    = stale ? std::min(first, i) : first;
-    }
-    void set_all() {
-        flags.assign(flags.size(), 1);
-        n     = flags.size();
-        first = 0;
-    }
-
-    // those that are in use, in order; forgets those that are not
-    std::vector<uint32_t> list(const llama_kv_cells & cells);
-
-private:
-    std::vector<uint8_t> flags;
-
-    uint32_t n     = 0;
-    uint32_t first = 0; // none before it is
-};
-
-// the second keys of one cache
-struct llama_pcd_tensors {
-    std::vector<ggml_tensor *> of; // of each layer; null: none
-
-    std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>> ctxs_bufs; // one for each kind of memory
-};
-
-// what is kept beside one KV cache
-struct llama_pcd_kv {
-    llama_pcd_kv(llama_kv_cache & kv, size_t index);
-
-    llama_kv_cache * kv;
-
-    std::vector<llama_pcd_layer> layers;
-
-    llama_pcd_stale       stale;
-    std::vector<uint32_t> placed; // cells of the micro-batch that was placed last
-};
-
 struct llama_pcd_second {
     llama_pcd_second(llama_pcd & pcd, const llama_pcd_memory & memory, const llama_pcd_settings & settings, llama_pcd_tables & tables);
 
-    std::vector<llama_pcd_kv> kvs; // one for each cache of the memory
+    std::vector<llama_pcd_layer> layers; // of all caches
 
-    llama_pcd_layer * find_layer(const llama_kv_cache & kv, int32_t il);
     llama_pcd_layer * find_layer(const ggml_tensor * k1);
 
     bool has_weighed_keys() const; // see llama_pcd_rotation::weighed
@@ -85,24 +66,29 @@ struct llama_pcd_second {
     // other settings
     //
 
-    // the tensors of each cache; null: it has none
-    using tensors = std::vector<std::shared_ptr<llama_pcd_tensors>>;
+    // second keys
+    struct tensors {
+        std::vector<ggml_tensor *> of; // of each layer; null: none
 
-    // What parameters p need: what is there and serves them, else it is allocated. None: there is no memory. Nothing in force changes.
-    // But while PCD is off, second keys of another type are freed first.
-    std::optional<tensors> allocate(const llama_pcd_params & p, std::string & err);
+        std::vector<std::pair<ggml_context_ptr, ggml_backend_buffer_ptr>> ctxs_bufs; // one for each kind of memory
+    };
+    using tensors_ptr = std::shared_ptr<tensors>;
+
+    // What parameters p need: what is there and serves them, else it is allocated into `res`. False: there is no memory. Nothing in force
+    // changes. But while PCD is off, second keys of another type are freed first.
+    bool allocate(const llama_pcd_params & p, tensors_ptr & res, std::string & err);
 
     // exchange all tensors for others
-    void swap(tensors & other) noexcept;
+    void swap(tensors_ptr & other) noexcept;
 
     // The settings are in force, with others of these tensors (changed) or not. If they need second keys, what was made for other
-    // settings is stale, and what they do not need is freed. Else all stays for the settings before them. This cannot fail.
+    // settings is stale. Else all stays for the settings before them. This cannot fail.
     void keep(bool changed);
 
     // free what the settings in force do not need
     void trim();
 
-    const tensors & in_force() const { return all; }
+    const tensors_ptr & in_force() const { return all; }
 
     size_t n_bytes() const;
 
@@ -111,16 +97,14 @@ struct llama_pcd_second {
     //
 
     void cells_placed(const llama_kv_cache & kv, const std::vector<uint32_t> & cells);
-    void cells_loaded(llama_seq_id seq_id);
+    void cells_loaded(); // all of them
 
     // With PCD on, the graph of the micro-batch that was placed last stores second keys beside the first, with cache = rerotated. (If it
     // fails, llama.cpp empties these cells.)
     void cells_stored();
 
-    // positions are about to change under the first keys
+    // positions have changed, and the first keys are yet to follow
     void keys_shift();
-
-    bool any_stale() const;
 
     // derive the second keys that are stale from the first, which no shift may be about to move (llama_pcd::prepare); n counts the cells
     ggml_status derive(int64_t & n);
@@ -134,11 +118,20 @@ private:
 
     llama_pcd_params from = {}; // what the tensors were made for
 
-    tensors all;
+    tensors_ptr all; // null: none
 
-    void link(); // show them to the layers
-    void drop(size_t i);
+    // of one cache
+    struct cells_of {
+        // Whether a cell's second keys are not those of the token that is in the cell. An empty cell may count as either: it is stale
+        // again once a token is placed in it.
+        std::vector<uint8_t> stale;
 
-    // the same for some cells of one cache
-    ggml_status derive_piece(const llama_pcd_kv & cur, const std::vector<uint32_t> & cells);
+        std::vector<uint32_t> placed; // of the micro-batch that was placed last
+    };
+    std::vector<cells_of> caches;
+
+    void drop();
+
+    // some cells of one cache
+    ggml_status derive_piece(size_t i_cache, const std::vector<uint32_t> & cells);
 };

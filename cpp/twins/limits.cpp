@@ -1,7 +1,6 @@
 // One sentence for everything that cannot run, with the remedy.
 
 #include "twins/limits.h"
-#include "upstream/rotation.h"
 
 #include "llama-impl.h"
 #include "llama-model.h"
@@ -32,33 +31,31 @@ std::string llama_pcd_limits::conflict_of(llama_seq_id seq_id) const {
             "(llama_pcd_set_seq), or take the sampler off (llama_set_sampler)", seq_id);
 }
 
-std::string llama_pcd_limits::check_seqs(const llama_pcd_params & p) const {
-    for (const auto & [seq_id, _] : llama_pcd::samplers(memory.lctx)) {
-        if (sequences.setting_of(seq_id, p).on) {
-            return conflict_of(seq_id);
-        }
-    }
-    return {};
-}
-
 std::string llama_pcd_limits::check_cache(const llama_pcd_params & p) {
     return p.cache != LLAMA_PCD_CACHE_SEPARATE ? "" :
         "cache=\"separate\" is evaluated by the stock engine alone; open the model with engine=\"stock\", or use cache=\"rerotated\" "
         "or \"shared\"";
 }
 
-std::string llama_pcd_limits::check_memory() const {
+// whether this model is on a backend that uses the table of a graph's first rotation for the later ones too
+static bool on_cann(const llama_model & model) {
+    return std::any_of(model.devices.begin(), model.devices.end(), [](const auto & cur) {
+        return std::string(ggml_backend_reg_name(ggml_backend_dev_backend_reg(cur.dev))) == "CANN";
+    });
+}
+
+// what the context as it was opened keeps PCD from
+std::string llama_pcd_limits::check_memory(const llama_pcd_params & p) const {
+    const auto & cparams   = memory.lctx.get_cparams();
+    const auto & hparams   = memory.lctx.get_model().hparams;
+    const int    n_seq_max = cparams.n_seq_max;
+
     const std::string arch = "the architecture '" + memory.lctx.get_model().arch_name() + "' ";
 
-    if (!memory.lctx.get_memory()) {
-        return arch + "keeps no KV cache, so there is no context to contrast";
-    }
     if (memory.kvs.empty()) {
         return arch + "has recurrent or otherwise special memory alone, which cannot drop a twin's state; "
             "PCD needs a KV cache, plain, sliding-window or beside recurrent layers";
     }
-    const int n_seq_max = memory.lctx.get_cparams().n_seq_max;
-
     if (!memory.recr && n_seq_max > LLAMA_MAX_SEQ - LLAMA_PCD_MAX_TWINS) {
         return format("twins take the last %d of the %d sequence ids; n_seq_max is %d, allowed: at most %d",
                 LLAMA_PCD_MAX_TWINS, LLAMA_MAX_SEQ, n_seq_max, LLAMA_MAX_SEQ - LLAMA_PCD_MAX_TWINS);
@@ -66,6 +63,25 @@ std::string llama_pcd_limits::check_memory() const {
     if (memory.recr && n_seq_max > LLAMA_MAX_SEQ - 2) {
         return arch + format("has recurrent layers, where twins take the sequence ids after the context's own, and there are %d in all; "
             "n_seq_max is %d, allowed: at most %d", LLAMA_MAX_SEQ, n_seq_max, LLAMA_MAX_SEQ - 2);
+    }
+    // a sliding-window cache splits batches by the context's flag
+    if ((!cparams.kv_unified && memory.kvs.size() > 1) || memory.any([](const auto & kv) { return kv.get_n_stream() != 1; })) {
+        return "this context keeps one KV stream per sequence; create it with kv_unified = true";
+    }
+    if (memory.any(llama_pcd::borrows) || cparams.ctx_type != LLAMA_CONTEXT_TYPE_DEFAULT) {
+        return "this context drafts for another one and shares its KV cache";
+    }
+    for (const auto * kv : memory.kvs) {
+        for (const uint32_t il : kv->get_layer_ids()) {
+            // a block of second keys must not reach over the end of a head
+            const bool typed = p.type_k_over >= 0 && llama_pcd_settings::rerotated(p) && hparams.n_head_kv(il) > 0;
+            const int  block = typed ? ggml_blck_size((ggml_type) p.type_k_over) : 1;
+
+            if (hparams.n_embd_head_k(il) % block != 0) {
+                return format("type_k_over is %s, stored in blocks of %d, but a head has %d dimensions; use f16",
+                        ggml_type_name((ggml_type) p.type_k_over), block, (int) hparams.n_embd_head_k(il));
+            }
+        }
     }
     return {};
 }
@@ -97,64 +113,27 @@ std::string llama_pcd_limits::check_model(const llama_pcd_params & p) const {
     if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR && llama_pcd_settings::rerotated(p)) {
         return "second keys cannot be split over devices tensor by tensor; use another split_mode or cache=\"shared\"";
     }
-    if (llama_pcd_on_cann(model) && perturbs) {
+    if (on_cann(model) && perturbs) {
         return "the CANN backend keeps one table for all rotations of a graph; use perturbation=\"none\" with a window";
     }
     return {};
 }
 
-std::string llama_pcd_limits::check_streams() const {
-    // a sliding-window cache splits batches by the context's flag
-    bool unified = memory.lctx.get_cparams().kv_unified || memory.kvs.size() == 1;
-    for (const auto * kv : memory.kvs) {
-        unified &= kv->get_n_stream() == 1;
-    }
-    return unified ? "" : "this context keeps one KV stream per sequence; create it with kv_unified = true";
-}
-
-// whether second keys can be stored in this type: a block must not reach over the end of a head
-std::string llama_pcd_limits::check_type(const llama_pcd_params & p) const {
-    const ggml_type type = (ggml_type) p.type_k_over;
-    const auto & hparams = memory.lctx.get_model().hparams;
-
-    for (const auto * kv : memory.kvs) {
-        for (const uint32_t il : kv->get_layer_ids()) {
-            if (hparams.n_head_kv(il) > 0 && hparams.n_embd_head_k(il) % ggml_blck_size(type) != 0) {
-                return format("type_k_over is %s, stored in blocks of %d, but a head has %d dimensions; use f16",
-                        ggml_type_name(type), (int) ggml_blck_size(type), (int) hparams.n_embd_head_k(il));
-            }
-        }
-    }
-    return {};
-}
-
-// the first sentence that one of these finds; empty: none
-template <typename ... F>
-static std::string first_of(const F & ... find) {
-    std::string res;
-    ((res.empty() ? (void) (res = find()) : (void) 0), ...);
-    return res;
-}
-
 int32_t llama_pcd_limits::check(const llama_pcd_params & p, std::string & err) const {
-    err = first_of([&]() { return llama_pcd_settings::check_range(p); }, [&]() { return sequences.check(p); });
+    err = llama_pcd_settings::check_range(p);
+    if (err.empty()) {
+        err = sequences.check(p);
+    }
     if (!err.empty()) {
         return LLAMA_PCD_INVALID;
     }
-
-    const bool borrows = std::any_of(memory.kvs.begin(), memory.kvs.end(), [](const auto * kv) { return llama_pcd::borrows(*kv); });
-    const bool drafts  = borrows || memory.lctx.get_cparams().ctx_type != LLAMA_CONTEXT_TYPE_DEFAULT;
-    const bool typed   = p.type_k_over >= 0 && llama_pcd_settings::rerotated(p);
-
-    err = first_of(
-            [&]() { return check_cache(p); },
-            [&]() { return check_memory(); },
-            [&]() { return check_model(p); },
-            [&]() { return check_streams(); },
-            [&]() { return std::string(drafts ? "this context drafts for another one and shares its KV cache" : ""); },
-            [&]() { return conflict(); },
-            [&]() { return check_seqs(p); },
-            [&]() { return typed ? check_type(p) : ""; });
-
+    err = check_cache(p);
+    for (const auto & part : { &llama_pcd_limits::check_memory, &llama_pcd_limits::check_model }) {
+        err = err.empty() ? (this->*part)(p) : err;
+    }
+    err = err.empty() ? conflict() : err;
+    for (const auto & [seq_id, _] : llama_pcd::samplers(memory.lctx)) {
+        err = err.empty() && sequences.setting_of(seq_id, p).on ? conflict_of(seq_id) : err;
+    }
     return err.empty() ? LLAMA_PCD_OK : LLAMA_PCD_UNSUPPORTED;
 }

@@ -36,9 +36,6 @@ private:
     const llama_pcd_memory    & memory;
     const llama_pcd_seq_table & sequences;
 
-    std::string check_memory () const;
-    std::string check_model  (const llama_pcd_params & p) const;
-    std::string check_streams() const;
-    std::string check_type   (const llama_pcd_params & p) const;
-    std::string check_seqs   (const llama_pcd_params & p) const;
+    std::string check_memory(const llama_pcd_params & p) const;
+    std::string check_model (const llama_pcd_params & p) const;
 };

@@ -1,5 +1,4 @@
-// Ranges of parameters, what two settings have in common, settings of single sequences beside the context's, and which of their rows
-// begin answers.
+// Ranges of parameters, settings of single sequences beside the context's, and which of their rows begin answers.
 
 #include "twins/settings.h"
 
@@ -8,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <map>
 
 // what is allowed, in words
 static std::string range_of(const pcd_field & field) {
@@ -70,30 +68,23 @@ static std::string text(const pcd_field & field, const llama_pcd_params & p) {
 }
 
 std::string llama_pcd_settings::find_difference(const llama_pcd_params & own, const llama_pcd_params & p) {
-    const bool rotates = llama_pcd_settings::rotates(own);
-    const bool noise   = own.perturbation == LLAMA_PCD_PERTURBATION_NOISE;
-    const bool plain   = own.perturbation == LLAMA_PCD_PERTURBATION_NONE; // its twins see the first keys
+    using params = llama_pcd_params;
 
-    // where these matter to its twins; all others always do
-    const std::map<std::string, bool> used = {
-        { "cache",       !plain },
-        { "transition",  rotates },
-        { "band",        !plain },
-        { "alpha",       rotates },
-        { "base_ratio",  rotates },
-        { "type_k_over", rerotated(own) },
-        { "noise",       noise },
-        { "offset_min",  noise },
-        { "offset_max",  noise },
-        { "seed",        noise },
-        { "sequences",   false },
-    };
+    const bool turns = rotates(own);
+    const bool noise = own.perturbation == LLAMA_PCD_PERTURBATION_NOISE;
+    const bool plain = own.perturbation == LLAMA_PCD_PERTURBATION_NONE; // its twins see the first keys
+
     for (const auto & field : pcd_fields) {
-        const auto it      = used.find(field.name);
-        const bool is_used = it == used.end() || it->second;
-        const bool is_own  = field.is(&llama_pcd_params::perturbation) ? plain : field.is_own;
+        const auto is = [&](auto ... members) { return (field.is(members) || ...); };
 
-        if (is_used && !is_own && field.get(own) != field.get(p)) {
+        const bool unused =
+            (plain  && is(&params::cache, &params::band)) ||
+            (!turns && is(&params::transition, &params::alpha, &params::base_ratio)) ||
+            (!noise && is(&params::noise, &params::offset_min, &params::offset_max, &params::seed)) ||
+            (!rerotated(own) && is(&params::type_k_over)) || is(&params::sequences);
+        const bool is_own = is(&params::perturbation) ? plain : field.is_own;
+
+        if (!unused && !is_own && field.get(own) != field.get(p)) {
             return std::string(field.name) + " is " + text(field, own) + ", the context's is " + text(field, p);
         }
     }
@@ -142,11 +133,11 @@ std::string llama_pcd_seq_table::check(const llama_pcd_params & p) const {
 }
 
 void llama_pcd_seq_table::confirm() {
-    for (auto & [_, cur] : all) {
+    each(-1, [](sequence & cur) {
         if (cur.setting) {
             cur.setting->confirmed = true;
         }
-    }
+    });
 }
 
 int32_t llama_pcd_seq_table::set(llama_seq_id seq_id, const llama_pcd_params * p, llama_seq_id end, std::string & err) {
@@ -170,20 +161,15 @@ int32_t llama_pcd_seq_table::set(llama_seq_id seq_id, const llama_pcd_params * p
 }
 
 void llama_pcd_seq_table::unset(llama_seq_id seq_id) {
-    for (auto & [id, cur] : all) {
-        if (seq_id < 0 || id == seq_id) {
-            cur.setting.reset();
-        }
-    }
+    each(seq_id, [](sequence & cur) { cur.setting.reset(); });
 }
 
 llama_pcd_seq_setting llama_pcd_seq_table::setting_of(llama_seq_id seq_id, const llama_pcd_params & p) const {
-    const auto it    = all.find(seq_id);
-    const bool has   = it != all.end() && it->second.setting;
-    const bool is_on = has ? it->second.setting->on : p.sequences == LLAMA_PCD_SEQUENCES_ALL;
-    const auto cur   = has ? merged(*it->second.setting, p) : p;
-
-    return { cur, is_on };
+    const auto it = all.find(seq_id);
+    if (it == all.end() || !it->second.setting) {
+        return { p, p.sequences == LLAMA_PCD_SEQUENCES_ALL };
+    }
+    return { merged(*it->second.setting, p), it->second.setting->on };
 }
 
 //
@@ -231,11 +217,7 @@ bool llama_pcd_seq_table::is_sure(llama_seq_id seq_id, const llama_pcd_seq_setti
 }
 
 void llama_pcd_seq_table::forget_answer(llama_seq_id seq_id) {
-    for (auto & [id, cur] : all) {
-        if (seq_id < 0 || id == seq_id) {
-            cur.current.reset();
-        }
-    }
+    each(seq_id, [](sequence & cur) { cur.current.reset(); });
 }
 
 //
@@ -252,12 +234,7 @@ void llama_pcd_seq_table::remove(llama_seq_id seq_id) {
 
 void llama_pcd_seq_table::copy(llama_seq_id src, llama_seq_id dst) {
     const auto it = all.find(src);
-    if (it == all.end()) {
-        all.erase(dst);
-    } else {
-        const sequence cur = it->second;
-        all[dst] = cur;
-    }
+    all[dst] = it == all.end() ? sequence {} : sequence(it->second);
 }
 
 void llama_pcd_seq_table::keep(llama_seq_id seq_id) {

@@ -47,6 +47,7 @@ struct pcd_field {
     }
 
     bool is(int32_t llama_pcd_params::* field) const { return integer == field; }
+    bool is(float   llama_pcd_params::* field) const { return number  == field; }
 
     // whether its values are names
     bool is_choice() const { return !names.empty() && names.back().text; }
@@ -62,8 +63,6 @@ struct llama_pcd_seq_setting : llama_pcd_params {
 
     // whether a token at this position is early: its row is L, without a twin
     bool is_early(int32_t pos) const { return pos < min_context - 1; }
-
-    bool perturbs() const { return on && perturbation != LLAMA_PCD_PERTURBATION_NONE; }
 };
 
 struct llama_pcd_settings {
@@ -80,8 +79,8 @@ struct llama_pcd_settings {
     static bool rerotated(const llama_pcd_params & p) { return p.cache == LLAMA_PCD_CACHE_REROTATED && rotates(p); }
     static bool offsets  (const llama_pcd_params & p) { return p.offset_min != 0 || p.offset_max != 0; }
 
-    bool rotates()   const { return rotates(params); }
-    bool rerotated() const { return rerotated(params); }
+    bool rotates()   const { return on && rotates(params); }
+    bool rerotated() const { return on && rerotated(params); }
 
     // whether two settings rotate alike
     static bool same_table(const llama_pcd_params & a, const llama_pcd_params & b);
@@ -171,6 +170,16 @@ private:
     state all;
 
     const answer * answer_of(llama_seq_id seq_id) const;
+
+    // for a sequence, or all of them (-1)
+    template <typename F>
+    void each(llama_seq_id seq_id, const F & fn) {
+        for (auto & [id, cur] : all) {
+            if (seq_id < 0 || id == seq_id) {
+                fn(cur);
+            }
+        }
+    }
 
     static llama_pcd_params merged(const own_setting & own, const llama_pcd_params & p);
     static std::string      check (llama_seq_id seq_id, const own_setting & own, const llama_pcd_params & p);

@@ -28,43 +28,18 @@ std::string llama_pcd_twin_ids::find_taken(const llama_pcd_memory & memory) cons
     return {};
 }
 
-const llama_pcd_twin * llama_pcd_twins::at(const llama_ubatch & ubatch, uint32_t i) const {
-    const uint32_t entry = ubatch.data->batch_idxs[i];
-    return entry >= first ? &all[entry - first] : nullptr;
-}
-
 llama_pcd_twin * llama_pcd_twins::at(const llama_ubatch & ubatch, uint32_t i) {
     const uint32_t entry = ubatch.data->batch_idxs[i];
     return entry >= first ? &all[entry - first] : nullptr;
 }
 
-uint32_t llama_pcd_twins::count(const llama_ubatch & ubatch) const {
-    const auto & entries = ubatch.data->batch_idxs;
-    return std::count_if(entries.begin(), entries.end(), [&](int32_t entry) { return (uint32_t) entry >= first; });
-}
-
-uint32_t llama_pcd_twins::count_perturbed(const llama_ubatch & ubatch) const {
-    const auto & entries = ubatch.data->batch_idxs;
-    return std::count_if(entries.begin(), entries.end(), [&](int32_t entry) {
-        return (uint32_t) entry >= first && all[entry - first].perturbed;
-    });
-}
-
-uint32_t llama_pcd_twins::count_last(const llama_ubatch & ubatch) const {
+uint32_t llama_pcd_twins::count(const llama_ubatch & ubatch, bool perturbed_alone) {
     uint32_t n = 0;
-    while (n < ubatch.n_tokens && at(ubatch, ubatch.n_tokens - 1 - n)) {
-        n++;
+    for (size_t i = 0; i < ubatch.data->batch_idxs.size(); ++i) {
+        const auto * twin = at(ubatch, i);
+        n += twin && (twin->perturbed || !perturbed_alone);
     }
     return n;
-}
-
-int32_t llama_pcd_twins::token_of(const llama_ubatch & ubatch, const llama_pcd_twin & twin) const {
-    const auto & entries = ubatch.data->batch_idxs;
-    if (twin.token < 0 || entries.empty()) {
-        return -1;
-    }
-    const auto it = std::find(entries.begin(), entries.end(), twin.token);
-    return it == entries.end() ? -1 : it - entries.begin();
 }
 
 //

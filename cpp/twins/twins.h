@@ -36,8 +36,18 @@ struct llama_pcd_twin {
     llama_pos window;
     llama_pos n_sink;
 
-    // where its keys are, in each cache of the memory; known once its micro-batch is in memory
-    std::array<int32_t, llama_pcd_memory::MAX_CACHES> cells = { -1, -1 };
+    // where it is, once its micro-batch is in memory
+    int32_t   i       = -1; // its entry of the micro-batch; -1: it is in another one
+    int32_t   token_i = -1; // its token's; -1: none
+    llama_pos pos     = 0;
+    bool      is_2d   = false;
+    llama_pos x       = 0;
+    llama_pos y       = 0;
+
+    std::array<int32_t, llama_pcd_memory::MAX_CACHES> cells = { -1, -1 }; // with its own keys, in each cache
+
+    // the first position in its window
+    llama_pos begin() const { return window == 0 || pos < window ? 0 : pos - window + 1; }
 };
 
 // The twins of one batch that llama.cpp decodes, which are its last entries. Made when they are added to the batch, and dropped with the
@@ -53,15 +63,9 @@ struct llama_pcd_twins {
     bool misplaced = false;
 
     // the twin at entry i of a micro-batch; null: a token
-    const llama_pcd_twin * at(const llama_ubatch & ubatch, uint32_t i) const;
-    llama_pcd_twin       * at(const llama_ubatch & ubatch, uint32_t i);
+    llama_pcd_twin * at(const llama_ubatch & ubatch, uint32_t i);
 
-    uint32_t count          (const llama_ubatch & ubatch) const;
-    uint32_t count_perturbed(const llama_ubatch & ubatch) const;
-    uint32_t count_last     (const llama_ubatch & ubatch) const; // those with no token behind them
-
-    // the entry of a micro-batch that holds the token of a twin; -1: none
-    int32_t token_of(const llama_ubatch & ubatch, const llama_pcd_twin & twin) const;
+    uint32_t count(const llama_ubatch & ubatch, bool perturbed_alone = false);
 };
 
 // The states that recurrent layers keep for twins: room for them, a twin's own, and those of its tokens as they were before.
@@ -105,7 +109,7 @@ struct llama_pcd_view {
 
     explicit llama_pcd_view(const llama_pcd_memory & memory) : memory(memory) {}
 
-    // find the cells of each twin of a micro-batch, which is in memory by now
+    // find the twins of a micro-batch, which is in memory by now
     void place(llama_pcd_twins & twins, const llama_ubatch & ubatch) const;
 
     // The cells that the attention of twins has to look at: [begin, end) and, where begin > 0, the first `head` ones, for the
@@ -120,45 +124,23 @@ struct llama_pcd_view {
     };
 
     // for each cache, of the cells up to the last used one those that placed twins see
-    std::vector<cell_range> visible(const llama_pcd_twins & twins, const llama_ubatch & ubatch) const;
+    std::vector<cell_range> visible(const llama_pcd_twins & twins) const;
 
-    // fill the rows of the placed twins at the end of a KQ mask
-    void mask(const llama_pcd_twins & twins, const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const;
+    // fill the rows of the placed twins in a KQ mask of a cache
+    void mask(const llama_pcd_twins & twins, size_t i_cache, ggml_tensor * dst) const;
 
 private:
     const llama_pcd_memory & memory;
 
-    // the twin at entry i of a micro-batch, as one cache sees it
-    struct row {
-        uint32_t     i;
-        llama_seq_id seq_id; // whose cells it sees: its parent's
-        llama_pos    pos;
-        llama_pos    window;
-        llama_pos    n_sink;
-        int32_t      own;    // the cell with its own keys
-        int32_t      token;  // the entry of its token, where that one is in the same micro-batch; -1: it is not
-
-        bool      is_2d;
-        llama_pos x;
-        llama_pos y;
-
-        // the first position in its window
-        llama_pos begin() const { return window == 0 || pos < window ? 0 : pos - window + 1; }
-    };
-
     bool causal(const llama_kv_cache & kv) const;
-    bool sees  (const llama_kv_cache & kv, const row & v, uint32_t j) const;
-
-    std::vector<row> list(const llama_pcd_twins & twins, const llama_kv_cache & kv, const llama_ubatch & ubatch) const;
+    bool sees  (const llama_kv_cache & kv, const llama_pcd_twin & twin, int32_t own, uint32_t j) const;
 
     // fn(j) for each cell that a twin with a window sees; false: it may see others, look at each one
     template <typename F>
-    bool in_window(const llama_kv_cache & kv, const row & v, const F & fn) const;
+    bool in_window(const llama_kv_cache & kv, const llama_pcd_twin & twin, int32_t own, const F & fn) const;
 
-    void restrict(const llama_kv_cache & kv, const std::vector<row> & all, cell_range & range) const;
-
-    static float bias(const llama_kv_cache & kv, const row & v, uint32_t j); // of a cell that one sees
+    void restrict(const llama_pcd_twins & twins, size_t i_cache, cell_range & range) const;
 
     template <typename T>
-    void fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, const std::vector<row> & all) const;
+    void fill(T * mask, int64_t n_kv, size_t i_cache, const llama_pcd_twins & twins) const;
 };

@@ -11,14 +11,14 @@
 // placement
 //
 
-static bool is_same_place(const llama_kv_cell_ext & ext, const llama_ubatch & ubatch, uint32_t i) {
-    return !ubatch.is_pos_2d() || (ext.x == ubatch.pos[2*ubatch.n_tokens + i] && ext.y == ubatch.pos[ubatch.n_tokens + i]);
+static bool is_same_place(const llama_kv_cell_ext & ext, const llama_pcd_twin & twin) {
+    return !twin.is_2d || (ext.x == twin.x && ext.y == twin.y);
 }
 
-// the first cell of a sequence that holds entry i of a micro-batch; -1: none
-static int32_t cell_of(const llama_kv_cache & kv, llama_seq_id seq_id, const llama_ubatch & ubatch, uint32_t i) {
-    for (const auto & [pos, j] : llama_pcd_cells_at(kv, seq_id, ubatch.pos[i], ubatch.pos[i] + 1)) {
-        if (is_same_place(llama_pcd::cells(kv).ext_get(j), ubatch, i)) {
+// the first cell of a twin's own sequence that holds it; -1: none
+static int32_t cell_of(const llama_kv_cache & kv, const llama_pcd_twin & twin) {
+    for (const auto & [pos, j] : llama_pcd_cells_at(kv, twin.seq_id, twin.pos, twin.pos + 1)) {
+        if (is_same_place(llama_pcd::cells(kv).ext_get(j), twin)) {
             return j;
         }
     }
@@ -26,30 +26,31 @@ static int32_t cell_of(const llama_kv_cache & kv, llama_seq_id seq_id, const lla
 }
 
 void llama_pcd_view::place(llama_pcd_twins & twins, const llama_ubatch & ubatch) const {
-    for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
-        auto * twin = twins.at(ubatch, i);
-        if (!twin) {
+    const auto & entries = ubatch.data->batch_idxs;
+    const auto   find    = [&](int32_t entry) {
+        const auto it = std::find(entries.begin(), entries.end(), entry);
+        return it == entries.end() ? -1 : (int32_t) (it - entries.begin());
+    };
+    const uint32_t n = ubatch.n_tokens;
+
+    for (size_t t = 0; t < twins.all.size(); ++t) {
+        auto & twin = twins.all[t];
+
+        twin.i = find(twins.first + t);
+        if (twin.i < 0) {
             continue;
         }
+        twin.token_i = twin.token < 0 ? -1 : find(twin.token);
+        twin.pos     = ubatch.pos[twin.i];
+        twin.is_2d   = ubatch.is_pos_2d();
+        if (twin.is_2d) {
+            twin.x = ubatch.pos[2*n + twin.i];
+            twin.y = ubatch.pos[1*n + twin.i];
+        }
         for (size_t k = 0; k < memory.kvs.size(); ++k) {
-            twin->cells[k] = cell_of(*memory.kvs[k], twin->seq_id, ubatch, i);
+            twin.cells[k] = cell_of(*memory.kvs[k], twin);
         }
     }
-}
-
-std::vector<llama_pcd_view::row> llama_pcd_view::list(
-        const llama_pcd_twins & twins, const llama_kv_cache & kv, const llama_ubatch & ubatch) const {
-    const uint32_t n     = ubatch.n_tokens;
-    const bool     is_2d = ubatch.is_pos_2d();
-    const size_t   k     = memory.index_of(&kv);
-
-    std::vector<row> res;
-    for (uint32_t i = n - twins.count_last(ubatch); i < n; ++i) {
-        const auto & twin = *twins.at(ubatch, i);
-        res.push_back({ i, twin.parent, ubatch.pos[i], twin.window, twin.n_sink, twin.cells[k], twins.token_of(ubatch, twin),
-            is_2d, is_2d ? ubatch.pos[2*n + i] : 0, is_2d ? ubatch.pos[n + i] : 0 });
-    }
-    return res;
 }
 
 //
@@ -61,47 +62,46 @@ bool llama_pcd_view::causal(const llama_kv_cache & kv) const {
         (llama_pcd::hparams(kv).non_causal_type == LLAMA_NON_CAUSAL_TYPE_SWA_ONLY && !llama_pcd::has_swa_type(kv));
 }
 
-bool llama_pcd_view::sees(const llama_kv_cache & kv, const row & v, uint32_t j) const {
+bool llama_pcd_view::sees(const llama_kv_cache & kv, const llama_pcd_twin & twin, int32_t own, uint32_t j) const {
     const auto & cells = llama_pcd::cells(kv);
 
-    if ((int32_t) j == v.own) {
+    if ((int32_t) j == own) {
         return true;
     }
-    if (cells.is_empty(j) || !cells.seq_has(j, v.seq_id)) {
+    if (cells.is_empty(j) || !cells.seq_has(j, twin.parent)) {
         return false;
     }
     const llama_pos p0 = cells.pos_get(j);
 
-    if (p0 >= v.pos && causal(kv)) {
+    if (p0 >= twin.pos && causal(kv)) {
         // patches of one image share their position in time: what counts is their place in it. A twin does not see its token.
-        const auto & ext     = cells.ext_get(j);
-        const bool   is_same = !v.is_2d || (ext.x == v.x && ext.y == v.y);
+        const auto & ext = cells.ext_get(j);
 
-        if (p0 > v.pos || (v.is_2d && ext.is_2d_gt(v.x, v.y)) || is_same) {
+        if (p0 > twin.pos || (twin.is_2d && ext.is_2d_gt(twin.x, twin.y)) || is_same_place(ext, twin)) {
             return false;
         }
     }
 
-    return (p0 >= v.begin() || p0 < v.n_sink) && !llama_pcd::is_masked(kv, p0, v.pos);
+    return (p0 >= twin.begin() || p0 < twin.n_sink) && !llama_pcd::is_masked(kv, p0, twin.pos);
 }
 
 template <typename F>
-bool llama_pcd_view::in_window(const llama_kv_cache & kv, const row & v, const F & fn) const {
-    if (v.window == 0 || !causal(kv)) {
+bool llama_pcd_view::in_window(const llama_kv_cache & kv, const llama_pcd_twin & twin, int32_t own, const F & fn) const {
+    if (twin.window == 0 || !causal(kv)) {
         return false;
     }
     const auto walk = [&](llama_pos p0, llama_pos p1) {
-        for (const auto & [pos, j] : llama_pcd_cells_at(kv, v.seq_id, p0, p1)) {
-            if ((int32_t) j != v.own && sees(kv, v, j)) {
+        for (const auto & [pos, j] : llama_pcd_cells_at(kv, twin.parent, p0, p1)) {
+            if ((int32_t) j != own && sees(kv, twin, own, j)) {
                 fn(j);
             }
         }
     };
 
-    walk(0, std::min(v.n_sink, v.begin()));
-    walk(v.begin(), v.pos + 1);
-    if (v.own >= 0) {
-        fn((uint32_t) v.own);
+    walk(0, std::min(twin.n_sink, twin.begin()));
+    walk(twin.begin(), twin.pos + 1);
+    if (own >= 0) {
+        fn((uint32_t) own);
     }
     return true;
 }
@@ -110,41 +110,44 @@ bool llama_pcd_view::in_window(const llama_kv_cache & kv, const row & v, const F
 // mask
 //
 
-float llama_pcd_view::bias(const llama_kv_cache & kv, const row & v, uint32_t j) {
-    return llama_pcd::hparams(kv).use_alibi ? -std::abs(float(llama_pcd::cells(kv).pos_get(j) - v.pos)) : 0.0f;
-}
-
 // From the row of its token, which llama.cpp has filled, to that of a twin without a window only cells at their own position change:
 // a twin sees its own cell in place of its token's. A window is gone through in the order of positions.
 template <typename T>
-void llama_pcd_view::fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, const std::vector<row> & all) const {
+void llama_pcd_view::fill(T * mask, int64_t n_kv, size_t i_cache, const llama_pcd_twins & twins) const {
     const T hidden = llama_cast<T>(-INFINITY);
 
-    for (const row & v : all) {
-        T * row = mask + v.i*n_kv;
+    const auto & kv    = *memory.kvs[i_cache];
+    const auto & cells = llama_pcd::cells(kv);
+    const bool   alibi = llama_pcd::hparams(kv).use_alibi;
+
+    for (const auto & twin : twins.all) {
+        if (twin.i < 0) {
+            continue;
+        }
+        const int32_t own = twin.cells[i_cache];
+        T *           row = mask + twin.i*n_kv;
 
         const auto show = [&](uint32_t j) {
-            row[j] = llama_cast<T>(bias(kv, v, j));
+            row[j] = llama_cast<T>(alibi ? -std::abs(float(cells.pos_get(j) - twin.pos)) : 0.0f);
         };
 
-        if (v.window > 0 && causal(kv)) {
-            std::fill_n(row, n_kv, hidden);
-            in_window(kv, v, show);
-        } else if (v.token >= 0 && causal(kv)) {
-            std::copy_n(mask + v.token*n_kv, n_kv, row);
-            for (const auto & [pos, j] : llama_pcd_cells_at(kv, v.seq_id, v.pos, v.pos + 1)) {
+        if (twin.token_i >= 0 && twin.window == 0 && causal(kv)) {
+            std::copy_n(mask + twin.token_i*n_kv, n_kv, row);
+            for (const auto & [pos, j] : llama_pcd_cells_at(kv, twin.parent, twin.pos, twin.pos + 1)) {
                 row[j] = hidden;
-                if (sees(kv, v, j)) {
+                if (sees(kv, twin, own, j)) {
                     show(j);
                 }
             }
-            if (v.own >= 0) {
-                show(v.own);
+            if (own >= 0) {
+                show(own);
             }
-        } else {
-            std::fill_n(row, n_kv, hidden);
+            continue;
+        }
+        std::fill_n(row, n_kv, hidden);
+        if (!in_window(kv, twin, own, show)) {
             for (int64_t j = 0; j < n_kv; ++j) {
-                if (sees(kv, v, j)) {
+                if (sees(kv, twin, own, j)) {
                     show(j);
                 }
             }
@@ -152,14 +155,11 @@ void llama_pcd_view::fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, con
     }
 }
 
-void llama_pcd_view::mask(
-        const llama_pcd_twins & twins, const llama_kv_cache & kv, ggml_tensor * dst, const llama_ubatch & ubatch) const {
-    const auto all = list(twins, kv, ubatch);
-
+void llama_pcd_view::mask(const llama_pcd_twins & twins, size_t i_cache, ggml_tensor * dst) const {
     if (dst->type == GGML_TYPE_F16) {
-        fill((ggml_fp16_t *) dst->data, dst->ne[0], kv, all);
+        fill((ggml_fp16_t *) dst->data, dst->ne[0], i_cache, twins);
     } else {
-        fill((float *) dst->data, dst->ne[0], kv, all);
+        fill((float *) dst->data, dst->ne[0], i_cache, twins);
     }
 }
 
@@ -167,33 +167,44 @@ void llama_pcd_view::mask(
 // the cells to look at
 //
 
-std::vector<llama_pcd_view::cell_range> llama_pcd_view::visible(const llama_pcd_twins & twins, const llama_ubatch & ubatch) const {
-    const uint32_t n_twin = twins.count(ubatch);
+// all keys are in the CPU's memory
+static bool on_host(const llama_kv_cache & kv) {
+    const auto & layers = llama_pcd::layers(kv);
+    return std::all_of(layers.begin(), layers.end(), [](const auto & layer) { return ggml_backend_buffer_is_host(layer.k->buffer); });
+}
+
+std::vector<llama_pcd_view::cell_range> llama_pcd_view::visible(const llama_pcd_twins & twins) const {
+    const auto n_placed = std::count_if(twins.all.begin(), twins.all.end(), [](const auto & twin) { return twin.i >= 0; });
 
     // a twin without a window may see every cell
     const bool windows = std::all_of(twins.all.begin(), twins.all.end(), [](const auto & twin) { return twin.window > 0; });
 
     std::vector<cell_range> res;
-    for (const auto * kv : memory.kvs) {
+    for (size_t k = 0; k < memory.kvs.size(); ++k) {
+        const auto & kv = *memory.kvs[k];
+
         // many texts fill a small block at each step
-        const uint32_t block = llama_pcd::on_host(*kv) && n_twin == 1 ? HOST_BLOCK : CELL_BLOCK;
-        res.push_back({ 0, std::min<uint32_t>(GGML_PAD(llama_pcd::cells(*kv).used_max_p1(), block), kv->get_size()), 0, block });
+        const uint32_t block = on_host(kv) && n_placed == 1 ? HOST_BLOCK : CELL_BLOCK;
+        res.push_back({ 0, std::min<uint32_t>(GGML_PAD(llama_pcd::cells(kv).used_max_p1(), block), kv.get_size()), 0, block });
         if (windows) {
-            restrict(*kv, list(twins, *kv, ubatch), res.back());
+            restrict(twins, k, res.back());
         }
     }
     return res;
 }
 
-void llama_pcd_view::restrict(const llama_kv_cache & kv, const std::vector<row> & all, cell_range & range) const {
+void llama_pcd_view::restrict(const llama_pcd_twins & twins, size_t i_cache, cell_range & range) const {
+    const auto & kv    = *memory.kvs[i_cache];
     const auto & cells = llama_pcd::cells(kv);
 
     uint32_t begin = range.end;
     bool     head  = false; // some of the first positions are in the first block
 
-    for (const row & v : all) {
-        const bool complete = in_window(kv, v, [&](uint32_t j) {
-            if (j < range.block && (int32_t) j != v.own && cells.pos_get(j) < v.n_sink) {
+    for (const auto & twin : twins.all) {
+        const int32_t own = twin.cells[i_cache];
+
+        const bool complete = twin.i < 0 || in_window(kv, twin, own, [&](uint32_t j) {
+            if (j < range.block && (int32_t) j != own && cells.pos_get(j) < twin.n_sink) {
                 head = true;
             } else {
                 begin = std::min(begin, j);

@@ -15,16 +15,6 @@ void llama_pcd::reset_graphs() {
     cached = {};
 }
 
-void llama_pcd::reserve_now(const std::function<void()> & undo) {
-    try {
-        reserve_later();
-        lctx.sched_reserve();
-    } catch (...) {
-        undo();
-        throw;
-    }
-}
-
 ggml_cgraph * llama_pcd::build_graph() {
     lctx.synchronize();
 
@@ -41,12 +31,12 @@ void llama_pcd::prepare() {
     lctx.memory_update(false);
 }
 
-int llama_pcd::decode_plain(const llama_batch_ext & batch, cached_graphs * own) {
+int llama_pcd::decode_plain(const llama_batch_ext & batch, bool in_cached) {
     const llama_pcd_while inside(nested);
-    if (!own || !make_cached(*own, batch.tokens.size())) {
+    if (!in_cached || !make_cached(batch.tokens.size())) {
         return lctx.decode(batch);
     }
-    const swapped swap(*this, *own);
+    const swapped graphs(*this);
     return lctx.decode(batch);
 }
 
@@ -65,18 +55,10 @@ llama_pcd::step_threads::~step_threads() {
 // graphs that take turns
 //
 
-llama_pcd::swapped::swapped(llama_pcd & pcd, cached_graphs & own) : pcd(pcd), own(own) {
-    swap();
-}
-
-llama_pcd::swapped::~swapped() {
-    swap();
-}
-
-void llama_pcd::swapped::swap() const {
-    std::swap(pcd.lctx.sched,              own.sched);
-    std::swap(pcd.lctx.gf_res_prev,        own.results);
-    std::swap(pcd.lctx.gf_res_prev_active, own.active);
+void llama_pcd::swap_cached() {
+    std::swap(lctx.sched,              cached.sched);
+    std::swap(lctx.gf_res_prev,        cached.results);
+    std::swap(lctx.gf_res_prev_active, cached.active);
 }
 
 bool llama_pcd_forget_layout(ggml_backend_sched_t sched) {
@@ -92,27 +74,27 @@ bool llama_pcd_forget_layout(ggml_backend_sched_t sched) {
     return ggml_backend_sched_reserve(sched, gf);
 }
 
-bool llama_pcd::make_cached(cached_graphs & own, uint32_t n_tokens) {
-    if (own.made_for == n_schedulers) {
-        return own.sched != nullptr;
+bool llama_pcd::make_cached(uint32_t n_tokens) {
+    if (cached.made_for == n_schedulers) {
+        return cached.sched != nullptr;
     }
-    own = {};
-    own.made_for = n_schedulers;
-    own.sched.reset(ggml_backend_sched_new(lctx.backend_ptrs.data(), lctx.backend_buft.data(), lctx.backend_ptrs.size(),
+    cached = {};
+    cached.made_for = n_schedulers;
+    cached.sched.reset(ggml_backend_sched_new(lctx.backend_ptrs.data(), lctx.backend_buft.data(), lctx.backend_ptrs.size(),
         lctx.gf_res_reserve->get_max_nodes(), false, lctx.cparams.op_offload));
+
+    // memory for a few tokens without twins and a full context: what is needed beyond it is added then
+    const uint32_t n    = std::min(n_tokens, N_RESERVED);
+    const auto     mctx = lctx.memory->init_full();
 
     bool done = false;
     {
-        const swapped swap(*this, own);
-
-        // memory for a few tokens without twins and a full context: what is needed beyond it is added then
-        const uint32_t n    = std::min(n_tokens, N_RESERVED);
-        const auto     mctx = lctx.memory->init_full();
+        const swapped graphs(*this);
         done = mctx && lctx.graph_reserve(n, 1, n, mctx.get()) && llama_pcd_forget_layout(lctx.sched.get());
     }
     if (!done) {
         LLAMA_LOG_WARN("%s: no memory to keep the graphs of twins beside the others: each is built anew when its turn comes\n", __func__);
-        own.sched.reset();
+        cached.sched.reset();
     }
     return done;
 }
@@ -123,13 +105,4 @@ size_t llama_pcd::cached_bytes() const {
         res += cached.sched ? ggml_backend_sched_get_buffer_size(cached.sched.get(), backend) : 0;
     }
     return res;
-}
-
-ggml_tensor * llama_pcd::keys_of(const llama_kv_cache & kv, int32_t il) {
-    const auto it = kv.map_layer_ids.find(il);
-    return it == kv.map_layer_ids.end() ? nullptr : kv.layers[it->second].k;
-}
-
-bool llama_pcd::on_host(const llama_kv_cache & kv) {
-    return std::all_of(kv.layers.begin(), kv.layers.end(), [](const auto & layer) { return ggml_backend_buffer_is_host(layer.k->buffer); });
 }

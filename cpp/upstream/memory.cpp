@@ -7,26 +7,7 @@
 #include "llama-memory-hybrid.h"
 
 #include <algorithm>
-#include <bitset>
 #include <typeinfo>
-
-std::vector<int32_t> llama_pcd_positions_of(const llama_kv_cache & kv, const std::vector<uint32_t> & idxs, uint32_t n_pos) {
-    const auto & cells = llama_pcd::cells(kv);
-    const size_t n     = idxs.size();
-
-    std::vector<int32_t> res(n*n_pos, 0);
-    for (size_t i = 0; i < n; ++i) {
-        if (cells.is_empty(idxs[i])) {
-            continue;
-        }
-        res[i] = cells.pos_get(idxs[i]);
-        if (n_pos == 4) {
-            res[1*n + i] = cells.ext_get(idxs[i]).y;
-            res[2*n + i] = cells.ext_get(idxs[i]).x;
-        }
-    }
-    return res;
-}
 
 // The memory as a class that twins are known to work in, and none derived from it: those pick keys in ways of their own, by an
 // indexer say, which would miss the twin's.
@@ -51,26 +32,6 @@ llama_pcd_memory::llama_pcd_memory(llama_context & lctx) : lctx(lctx) {
     } else if (auto * iswa = exactly<llama_kv_cache_iswa>(mem)) {
         kvs = { iswa->get_base(), iswa->get_swa() };
     }
-}
-
-size_t llama_pcd_memory::index_of(const llama_kv_cache * kv) const {
-    return std::find(kvs.begin(), kvs.end(), kv) - kvs.begin();
-}
-
-size_t llama_pcd_memory::n_bytes() const {
-    size_t res = 0;
-    for (const auto * kv : kvs) {
-        res += llama_pcd::n_bytes(*kv);
-    }
-    return res;
-}
-
-bool llama_pcd_memory::has_shift() const {
-    return std::any_of(kvs.begin(), kvs.end(), [](const auto * kv) { return kv->get_has_shift(); });
-}
-
-bool llama_pcd_memory::slides() const {
-    return std::any_of(kvs.begin(), kvs.end(), [](const auto * kv) { return llama_pcd::slides(*kv); });
 }
 
 uint32_t llama_pcd_memory::n_free_cells() const {
@@ -116,35 +77,32 @@ uint32_t llama_pcd_memory::n_room(uint32_t n_max) const {
 }
 
 bool llama_pcd_memory::forgets(size_t n, llama_seq_id seq_id, llama_pos pos) const {
-    llama_seq_id any    = 0;
+    llama_seq_id which  = 0; // all sequences are in one stream
     llama_ubatch ubatch = {};
 
     ubatch.n_tokens   = n;
     ubatch.n_seqs_unq = 1;
-    ubatch.seq_id_unq = &any; // all sequences are in one stream
+    ubatch.seq_id_unq = &which;
 
-    return std::any_of(kvs.begin(), kvs.end(), [&](const auto * kv) {
-        if (!llama_pcd::slides(*kv)) {
+    return any([&](const llama_kv_cache & kv) {
+        if (!llama_pcd::slides(kv)) {
             return false; // it gives nothing away
         }
-        const auto & cells = llama_pcd::cells(*kv);
-        const auto   slot  = kv->find_slot(ubatch, false);
+        const auto & cells = llama_pcd::cells(kv);
+        const auto   slot  = kv.find_slot(ubatch, false);
 
         return !slot.empty() && std::any_of(slot.idxs[0].begin(), slot.idxs[0].end(), [&](uint32_t j) {
-            return !cells.is_empty(j) && cells.seq_has(j, seq_id) && !llama_pcd::is_masked(*kv, cells.pos_get(j), pos);
+            return !cells.is_empty(j) && cells.seq_has(j, seq_id) && !llama_pcd::is_masked(kv, cells.pos_get(j), pos);
         });
     });
 }
 
 llama_pcd_memory::ends llama_pcd_memory::ends_of(const llama_batch_ext & batch) const {
-    std::bitset<LLAMA_MAX_SEQ> seen;
-
     ends res;
     for (const auto & token : batch.tokens) {
         for (const llama_seq_id s : token.seq_ids) {
-            if (s >= 0 && s < LLAMA_MAX_SEQ && !seen[s] && lctx.get_memory()) {
-                seen.set(s);
-                res.push_back({ s, lctx.get_memory()->seq_pos_max(s) });
+            if (s >= 0 && s < LLAMA_MAX_SEQ && res.count(s) == 0) {
+                res[s] = lctx.get_memory()->seq_pos_max(s);
             }
         }
     }

@@ -5,6 +5,7 @@
 #include "llama-pcd-impl.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 #include <vector>
@@ -25,9 +26,6 @@ private:
     std::set<std::pair<llama_pos, uint32_t>>::const_iterator first, last;
 };
 
-// the positions of these cells as a rotation takes them, n_pos for each (M-RoPE: 4); 0 where a cell is empty
-std::vector<int32_t> llama_pcd_positions_of(const llama_kv_cache & kv, const std::vector<uint32_t> & idxs, uint32_t n_pos);
-
 struct llama_pcd_memory {
     explicit llama_pcd_memory(llama_context & lctx);
 
@@ -41,29 +39,29 @@ struct llama_pcd_memory {
     llama_memory_recurrent * recr = nullptr;
 
     // which of kvs; kvs.size(): none of them
-    size_t index_of(const llama_kv_cache * kv) const;
+    size_t index_of(const llama_kv_cache * kv) const { return std::find(kvs.begin(), kvs.end(), kv) - kvs.begin(); }
 
-    size_t n_bytes() const;
+    template <typename F> bool any(const F & fn) const { return std::any_of(kvs.begin(), kvs.end(), [&](auto * kv) { return fn(*kv); }); }
 
-    bool has_shift() const; // positions changed, and the keys are yet to follow
-    bool slides()    const; // some layers have a sliding window
+    bool slides() const { return any(llama_pcd::slides); } // some layers have a sliding window
 
     // cells that are free as they are
     uint32_t n_free_cells() const;
 
     // How many tokens fit: a sliding-window cache also gives away what fell out of the window of one sequence. Counts no further
     // than n_max.
-    uint32_t n_room(uint32_t n_max = UINT32_MAX) const;
+    uint32_t n_room(uint32_t n_max) const;
 
     // Whether placing n more takes a cell that a token of a sequence at position pos still sees. A sliding-window cache gives away cells
     // that fell out of the window as soon as its search does not start behind all that is in use, even where other cells are free.
     bool forgets(size_t n, llama_seq_id seq_id, llama_pos pos) const;
 
     // the last positions of a batch's sequences, as they are now; and forgetting all after them, where that is possible
-    using ends = std::vector<std::pair<llama_seq_id, llama_pos>>;
+    using ends = std::map<llama_seq_id, llama_pos>;
 
     ends ends_of(const llama_batch_ext & batch) const;
     void cut(const ends & last) const;
+
     // take a whole sequence out, as seq_rm does, but without looking at the cells of others
     void remove(llama_seq_id seq_id) const;
 };

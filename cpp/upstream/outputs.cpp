@@ -48,103 +48,76 @@ void llama_pcd_outputs_forget(llama_context & lctx) {
 }
 
 //
-// backend samplers
-//
-
-// row i of one of their buffers, of which n are there
-template <typename T, typename B>
-static std::vector<T> row_of(const B & buffer, int32_t i, size_t n_vocab, uint32_t n) {
-    return { buffer.data + i*n_vocab, buffer.data + i*n_vocab + n };
-}
-
-void llama_pcd_sampled::take(llama_context & lctx, int32_t i) {
-    const auto & s = llama_pcd::sampling(lctx);
-    const size_t n = n_vocab_of(lctx);
-
-    if (!s.samplers.empty() && s.sampled.has_data()) {
-        all.push_back({ s.sampled.data[i],
-                row_of<float>      (s.logits,     i, n, s.logits_count[i]),
-                row_of<float>      (s.probs,      i, n, s.probs_count[i]),
-                row_of<llama_token>(s.candidates, i, n, s.candidates_count[i]) });
-    }
-}
-
-void llama_pcd_sampled::put(llama_context & lctx, size_t n_outputs) const {
-    auto &       s = llama_pcd::sampling(lctx);
-    const size_t n = n_vocab_of(lctx);
-
-    for (size_t i = 0; i < std::min(all.size(), n_outputs); ++i) {
-        const auto & cur = all[i];
-
-        s.sampled.data[i]     = cur.token;
-        s.logits_count[i]     = cur.logits.size();
-        s.probs_count[i]      = cur.probs.size();
-        s.candidates_count[i] = cur.candidates.size();
-
-        std::copy(cur.logits.begin(),     cur.logits.end(),     s.logits.data     + i*n);
-        std::copy(cur.probs.begin(),      cur.probs.end(),      s.probs.data      + i*n);
-        std::copy(cur.candidates.begin(), cur.candidates.end(), s.candidates.data + i*n);
-    }
-}
-
-//
 // parts
 //
+
+// n numbers of row i of a buffer
+template <typename T>
+static std::vector<T> row_of(const T * data, size_t i, size_t n_row, size_t n) {
+    return { data + i*n_row, data + i*n_row + n };
+}
+
+template <typename T>
+static void put_row(const std::vector<T> & row, T * data, size_t i, size_t n_row) {
+    std::copy(row.begin(), row.end(), data + i*n_row);
+}
 
 void llama_pcd_outputs::take(llama_context & lctx, size_t i0, size_t i1) {
     llama_pcd_outputs_wait(lctx);
 
-    const float * src_logits = llama_pcd::logits(lctx);
-    const float * src_embd   = llama_pcd::embd(lctx);
-
+    const auto & s       = llama_pcd::sampling(lctx);
+    const bool   sampled = !s.samplers.empty() && s.sampled.has_data();
     const size_t n_vocab = n_vocab_of(lctx);
     const size_t n_embd  = n_embd_of(lctx);
 
     for (size_t i = i0; i < i1; ++i) {
         const int32_t j = llama_pcd::output_ids(lctx)[i - i0];
-        if (j >= 0) {
-            ids.push_back(i);
-            logits.insert(logits.end(), src_logits + j*n_vocab, src_logits + (j + 1)*n_vocab);
-            embd  .insert(embd.end(),   src_embd   + j*n_embd,  src_embd   + (j + 1)*n_embd);
-            sampled.take(lctx, j);
+        if (j < 0) {
+            continue;
         }
+        output cur = {};
+        cur.i      = i;
+        cur.logits = row_of(llama_pcd::logits(lctx), j, n_vocab, n_vocab);
+        cur.embd   = row_of(llama_pcd::embd(lctx),   j, n_embd,  n_embd);
+        if (sampled) {
+            cur.token          = s.sampled.data[j];
+            cur.sampled_logits = row_of(s.logits.data,     j, n_vocab, s.logits_count[j]);
+            cur.probs          = row_of(s.probs.data,      j, n_vocab, s.probs_count[j]);
+            cur.candidates     = row_of(s.candidates.data, j, n_vocab, s.candidates_count[j]);
+        }
+        all.push_back(std::move(cur));
     }
 }
 
 bool llama_pcd_outputs::put(llama_context & lctx) const {
-    const size_t n = ids.size();
-
-    if (llama_pcd::output_reserve(lctx, n) < n) {
+    if (llama_pcd::output_reserve(lctx, all.size()) < all.size()) {
         return false;
     }
-    std::copy(logits.begin(), logits.end(), llama_pcd::logits(lctx));
-    std::copy(embd.begin(),   embd.end(),   llama_pcd::embd(lctx));
-    sampled.put(lctx, n);
+    auto &       s       = llama_pcd::sampling(lctx);
+    const bool   sampled = !s.samplers.empty() && s.sampled.has_data();
+    const size_t n_vocab = n_vocab_of(lctx);
+    const size_t n_embd  = n_embd_of(lctx);
 
     llama_pcd::output_swaps_clear(lctx);
-    llama_pcd::n_outputs(lctx) = n;
-    for (size_t i = 0; i < n; ++i) {
-        llama_pcd::output_ids(lctx)[ids[i]] = i;
+    llama_pcd::n_outputs(lctx) = all.size();
+    for (size_t j = 0; j < all.size(); ++j) {
+        const auto & cur = all[j];
+
+        llama_pcd::output_ids(lctx)[cur.i] = j;
+
+        put_row(cur.logits, llama_pcd::logits(lctx), j, n_vocab);
+        put_row(cur.embd,   llama_pcd::embd(lctx),   j, n_embd);
+        if (sampled) {
+            s.sampled.data[j]     = cur.token;
+            s.logits_count[j]     = cur.sampled_logits.size();
+            s.probs_count[j]      = cur.probs.size();
+            s.candidates_count[j] = cur.candidates.size();
+
+            put_row(cur.sampled_logits, s.logits.data,     j, n_vocab);
+            put_row(cur.probs,          s.probs.data,      j, n_vocab);
+            put_row(cur.candidates,     s.candidates.data, j, n_vocab);
+        }
     }
 
     return true;
-}
-
-//
-// timings
-//
-
-llama_pcd_timings::llama_pcd_timings(llama_context & lctx) :
-    lctx(lctx),
-    n_queued_tokens(llama_pcd::n_queued_tokens(lctx)),
-    t_compute_start_us(llama_pcd::t_compute_start_us(lctx)) {
-    llama_pcd::n_queued_tokens(lctx) = 0; // counted later
-    llama_pcd_outputs_wait(lctx);
-}
-
-void llama_pcd_timings::count() const {
-    llama_pcd::n_queued_tokens(lctx)    = n_queued_tokens;
-    llama_pcd::t_compute_start_us(lctx) = t_compute_start_us;
-
-    lctx.synchronize();
 }

@@ -19,21 +19,6 @@ int32_t llama_pcd_outputs_index(llama_context & lctx, int32_t i);
 // the outputs of the batch entries [i0, i0 + n), which are the last ones, are not the caller's
 void llama_pcd_outputs_hide(llama_context & lctx, size_t i0, size_t n);
 
-// what the backend sampler of a sequence gave for outputs of the context
-struct llama_pcd_sampled {
-    void take(llama_context & lctx, int32_t i);              // that for output i, behind those taken before
-    void put (llama_context & lctx, size_t n_outputs) const; // what was taken is that for the context's n outputs
-
-private:
-    struct output {
-        llama_token              token;
-        std::vector<float>       logits;
-        std::vector<float>       probs;
-        std::vector<llama_token> candidates;
-    };
-
-    std::vector<output> all; // empty: no sequence has one
-};
 // the caller has none
 void llama_pcd_outputs_forget(llama_context & lctx);
 
@@ -46,21 +31,17 @@ struct llama_pcd_outputs {
     bool put(llama_context & lctx) const;
 
 private:
-    std::vector<size_t> ids;
-    std::vector<float>  logits;
-    std::vector<float>  embd;
-    llama_pcd_sampled   sampled;
-};
+    struct output {
+        size_t             i; // entry of the batch
+        std::vector<float> logits;
+        std::vector<float> embd;
 
-// The timings of the tokens that were just decoded, to be counted after more was decoded, whose time counts with theirs. Waits for them.
-struct llama_pcd_timings {
-    explicit llama_pcd_timings(llama_context & lctx);
+        // what the backend sampler of its sequence gave
+        llama_token              token;
+        std::vector<float>       sampled_logits;
+        std::vector<float>       probs;
+        std::vector<llama_token> candidates;
+    };
 
-    void count() const;
-
-private:
-    llama_context & lctx;
-
-    const int64_t n_queued_tokens;
-    const int64_t t_compute_start_us;
+    std::vector<output> all;
 };

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from pypcd.engine import _bindings as _native
 from pypcd.settings.formula import contrast, jsd, strength
 
-EXACT = 1e-6  # of a number between 0 and 1: cpp/formulas/formulas.h says about 1e-6
+EXACT = 1e-6  # of a number between 0 and 1: cpp/formulas/strength.cpp computes to about 1e-6
 STRONG: Setting = {"adaptive": "jsd", "beta": 5.0}
 
 

@@ -41,7 +41,7 @@ from pypcd.settings.formula import contrast, entropy
 WAYS = [*EVALUATIONS, "auto"]
 FLOOR = 24  # of min_context
 N = 20  # tokens of a prompt
-EXACT = 1e-5  # bits: cpp/formulas/formulas.h says about 1e-6 of log2(n_vocab), and n_vocab is below 2^10 here
+EXACT = 1e-5  # bits: cpp/formulas/strength.cpp computes to about 1e-6 of log2(n_vocab), and n_vocab is below 2^10 here
 
 
 def check_plain(context: Any, seen: np.ndarray, i: int = -1) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import pypcd
 import pypcd.settings.formula
+from pypcd.engine._bindings import Params
 from pypcd.settings.fields import FIELDS
 from pypcd.settings.formula import contrast, frequencies, rank, rho
 
@@ -43,8 +44,9 @@ def c_contrast(
     def pointer(a: np.ndarray | None) -> object:
         return None if a is None else a.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
+    params = Params(beta=beta, gamma=gamma, relative_top=relative_top)
     n = c_functions.pcd_contrast(
-        pointer(first), pointer(second), len(first), beta, gamma, relative_top, behind, pointer(out)
+        pointer(first), pointer(second), len(first), ctypes.byref(params), behind, pointer(out), None
     )
     return n, out
 

@@ -19,7 +19,9 @@ pcd_default_params = bind("llama_pcd_default_params", _bindings.Params)
 pcd_rho = bind("llama_pcd_rho", None, i32, f32, f32, i32, i32, f64_p)
 pcd_noise = bind("llama_pcd_noise", None, i32, i32, i32, i32, f32, i32, float_p, float_p)
 pcd_offset = bind("llama_pcd_offset", i32, i32, i32, i32, i32)
-pcd_contrast = bind("llama_pcd_contrast", i32, float_p, float_p, i32, f32, i32, f32, f32, float_p)
+pcd_contrast = bind(
+    "llama_pcd_contrast", i32, float_p, float_p, i32, ctypes.POINTER(_bindings.Params), f32, float_p, float_p
+)
 pcd_strength = bind("llama_pcd_strength", f32, float_p, float_p, i32, f32, i32)
 pcd_entropy = bind("llama_pcd_entropy", f32, float_p, i32)
 said = ctypes.c_char_p, ctypes.c_size_t
