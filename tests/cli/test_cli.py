@@ -675,7 +675,7 @@ def failing(run, monkeypatch):
 
     def beside(kind):
         todo = {("kv-short", 200, i): ["greedy"] for i in range(2)}
-        list(executors.ask(2, functools.partial(raised, kind), todo, {}))
+        list(executors.ask(2, functools.partial(raised, kind), todo))
 
     def fail(kind, is_beside, status):
         monkeypatch.setattr(info, "run", lambda _: beside(kind) if is_beside else raised(kind))
