@@ -45,7 +45,8 @@ TOUCHES = {
 }
 # private attributes of pypcd.Llama that pypcd may use
 OURS = {
-    "_pcd_set_to": "another setting, or none, for a while and back",
+    "_pcd_set_to": "another setting, or none, for a while and back, with a sampler's share of the work",
+    "_apply": "a sampler takes the contrast over",
     "_held": "what the context holds of a prompt, for all sessions",
     "_open": "the session whose answer is not finished",
     "_answer": "what PCD did to a method's answer, for last_answer",
@@ -142,6 +143,14 @@ def test_the_engine_alone_touches_the_library() -> None:
         for line, name in touched(path)
     ]
     assert not wrong
+
+
+def test_every_exception_to_that_is_needed() -> None:
+    for name in TOUCHES:
+        path = ROOT / name
+        assert list(touched(path)), f"{name} touches nothing"
+    text = "".join(path.read_text(encoding="utf-8") for path in FILES if path != LLAMA)
+    assert all(f"llm.{name}" in text for name in OURS)
 
 
 def test_what_pypcd_raises_is_of_its_own_kinds() -> None:

@@ -40,7 +40,6 @@ def test_with_pcd_off_it_is_llama_cpps(arch: str, tiny: Tiny, load: Load) -> Non
         lambda llm: llm("a", pcd="window"),
         lambda llm: next(llm.generate(PROMPT, pcd="window")),
         lambda llm: llm.check_pcd("window"),
-        lambda llm: llm.set_sequence_pcd(0, "window"),
     ],
 )
 def test_pcd_is_refused_and_stays_off(use: Any, tiny: Tiny, load: Load) -> None:
