@@ -1,4 +1,4 @@
-// The public C API (llama-pcd.h): every extern "C" function but the sampler's, each behind the guard. What a
+// The public C API (llama-pcd.h): every extern "C" function but the sampler's and the formulas, each behind the guard. What a
 // function does is written in the part that it calls.
 
 #include "context/context.h"
@@ -153,6 +153,9 @@ const char * llama_pcd_fallback_text(int32_t reason) {
 
 int32_t llama_pcd_set_eval_callback(
         llama_context * ctx, ggml_backend_sched_eval_callback callback, void * user_data, bool counts, char * err, size_t n_err) {
+    if (!callback && !pcd_context::of(*ctx)) {
+        return LLAMA_PCD_OK;
+    }
     return with_parts(ctx, err, n_err, [&](pcd_context & pcd, std::string & text) {
         return pcd.set_eval_callback(callback, user_data, counts, text);
     });

@@ -8,13 +8,14 @@
 static constexpr int32_t N_TOKENS = 64; // that are evaluated at once: a number for each head, token and cell is in memory
 static constexpr int32_t N_NODES  = 16; // that the graph has at most for one head
 
-// no layer behind the last one is needed
+// No layer behind the last one is needed. But it is the rest of this device's operations that is left out, and those of others follow: experts
+// on another device would be chosen by numbers that were not computed.
 static bool is_not_last(ggml_tensor * t, bool ask, void * data) {
     const auto & found = ((const llama_pcd_core::reading *) data)->found;
     const auto & heads = ((const llama_pcd_core::reading *) data)->heads;
 
     const bool last = found.size() == heads.size() && found.rbegin()->second.pays == t;
-    return ask == last;
+    return ask == last || (!ask && ((const llama_pcd_core::reading *) data)->to_end);
 }
 
 // Adds what a layer's tokens pay, on average, to the positions before `end`. False: they do not see all of these.
@@ -49,12 +50,14 @@ int32_t llama_pcd_context::attention(
     if (n_schedulers == 1) {
         reserve_later(); // llama.cpp's graphs have no room for more nodes yet
     }
-    prepare(); // while these graphs read nothing
+    core.second.keys_shift(); // before the shifts are done, after which nobody knows them
+    prepare();                // while these graphs read nothing
 
     for (int32_t i = 0; i < n_all; ) {
         const int32_t n = std::min({ n_all - i, N_TOKENS, (int32_t) lctx.n_ubatch() });
 
         llama_pcd_core::reading cur;
+        cur.to_end = lctx.get_model().hparams.n_expert > 0;
         for (const auto & [il, head] : heads) {
             cur.heads[il].push_back(head);
         }

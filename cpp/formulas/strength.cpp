@@ -76,7 +76,7 @@ static bool is_logit(float x) {
 
 // row a, in which tokens that have no logit in one of the two are as good as impossible
 static std::vector<float> known(const float * a, const float * b, int32_t n_vocab) {
-    std::vector<float> res(n_vocab);
+    std::vector<float> res(std::max(n_vocab, 0));
     for (int32_t v = 0; v < n_vocab; ++v) {
         res[v] = is_logit(a[v]) & is_logit(b[v]) ? a[v] : NONE;
     }

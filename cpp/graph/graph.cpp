@@ -670,13 +670,13 @@ static float slope_of(float max_bias, int64_t head, int64_t n_heads) {
 }
 
 // as llama.cpp does it, but of floats
-ggml_tensor * llama_pcd_graph::build_head(const attn & args, int64_t head) const {
+ggml_tensor * llama_pcd_graph::build_head(const attn & args, ggml_tensor * keys, int64_t head) const {
     const auto &  hparams = args.gctx.hparams;
     const int64_t n_head  = args.q->ne[1];
     const int64_t i_k     = head/(n_head/args.k->ne[1]); // heads of one group share their keys
 
-    ggml_tensor * q = ggml_view_2d(ctx, args.q, args.q->ne[0], n_tokens,      args.q->nb[2], head*args.q->nb[1]);
-    ggml_tensor * k = ggml_view_2d(ctx, args.k, args.k->ne[0], args.k->ne[2], args.k->nb[2], i_k*args.k->nb[1]);
+    ggml_tensor * q = ggml_view_2d(ctx, args.q, args.q->ne[0], n_tokens,    args.q->nb[2], head*args.q->nb[1]);
+    ggml_tensor * k = ggml_view_2d(ctx, keys,   keys->ne[0],   keys->ne[2], keys->nb[2],   i_k*keys->nb[1]);
 
     ggml_tensor * cur = ggml_mul_mat(ctx, k->type == GGML_TYPE_F32 ? k : ggml_cast(ctx, k, GGML_TYPE_F32), q);
     ggml_prec_set_acc(cur, GGML_PREC_F32);
@@ -696,7 +696,8 @@ ggml_tensor * llama_pcd_graph::build_head(const attn & args, int64_t head) const
     }
     cur = ggml_soft_max_ext(ctx, cur, mask, scale, 0.0f);
     if (args.sinks) {
-        ggml_soft_max_add_sinks(cur, ggml_view_1d(ctx, args.sinks, 1, head*args.sinks->nb[0]));
+        ggml_tensor * sink = ggml_view_1d(ctx, args.sinks, 1, head*args.sinks->nb[0]);
+        ggml_soft_max_add_sinks(cur, ggml_cont(ctx, sink)); // a copy, since Vulkan's softmax ends the process at one in the middle
     }
     return cur;
 }
@@ -710,13 +711,15 @@ void llama_pcd_graph::build_read(const attn & args, const llama_pcd_layer * laye
     }
     const int64_t n_head = args.q->ne[1];
 
-    ggml_tensor * sum = nullptr;
+    // all heads at once: on Vulkan the blocks of one may begin where none can be read
+    ggml_tensor * keys = ggml_is_quantized(args.k->type) ? ggml_cast(ctx, args.k, GGML_TYPE_F32) : args.k;
+    ggml_tensor * sum  = nullptr;
     for (const int32_t head : it->second) {
         if (head < 0 || head >= n_head) {
             core->read->refusal = format("layer %d of this model has %d heads, so its head %d cannot be read", n_attn, (int) n_head, head);
             return;
         }
-        ggml_tensor * cur = build_head(args, head);
+        ggml_tensor * cur = build_head(args, keys, head);
         sum = sum ? ggml_add(ctx, sum, cur) : cur;
     }
     ggml_set_output(sum);

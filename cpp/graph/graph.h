@@ -127,7 +127,7 @@ private:
     void store_k(llama_pcd_layer & layer, ggml_tensor * k_cur, ggml_tensor * k_idxs);
 
     // what one head of all tokens pays to the cells, [n_kv, n_tokens]; what llama_pcd_attention reads of a layer
-    ggml_tensor * build_head(const attn & args, int64_t head) const;
+    ggml_tensor * build_head(const attn & args, ggml_tensor * keys, int64_t head) const;
     void          build_read(const attn & args, const llama_pcd_layer * layer);
 
     // the same cells of the second keys

@@ -39,6 +39,7 @@ struct llama_pcd_core {
         };
         std::map<int32_t, layer> found; // what of these the graph has
         std::string              refusal;
+        bool                     to_end = false; // all of the graph is computed
     };
     reading * read = nullptr; // null: nothing
 

@@ -140,17 +140,20 @@ class Bar:
         self._change()
 
     def _change(self) -> None:
-        if self.drawn is None:
-            return
+        with _drawing:  # the timer's thread may be at it
+            if self.drawn is not None:
+                self._draw(self.drawn)
+
+    def _draw(self, drawn: Any) -> None:
         counted = f"{self.text}: {self.n:,.0f}{self._unit}" if self.n and not self._total else self.text
         text, n, total = self._part or (counted, self.n, self._total)
-        [task] = self.drawn.tasks
+        [task] = drawn.tasks
         number = task.id
         if total != task.total:  # a part has a speed of its own
-            self.drawn.remove_task(number)
-            number = self.drawn.add_task("", total=total)
+            drawn.remove_task(number)
+            number = drawn.add_task("", total=total)
         share = f" {n / total:.0%}" if total else ""
-        self.drawn.update(number, completed=n, description=clean(text) + share)
+        drawn.update(number, completed=n, description=clean(text) + share)
 
     def _show(self) -> None:
         from rich import progress as parts  # slow to import, and most bars are never seen

@@ -20,7 +20,7 @@ from pypcd.errors import InputError
 __all__ = ["SPACE", "Document", "document_of", "read_document"]
 
 SPACE = "\n\n"  # between documents, passages and the question
-KEPT = 256  # documents that are kept: lists of questions name the same files again
+KEPT = 64  # documents that are kept: lists of questions name the same files again
 UNITS = ("page", "slide", "sheet", "chapter")
 
 

@@ -60,7 +60,7 @@ def bound(name: str, usual: int) -> float:
 
 def most() -> int:
     """Bytes that a file may have, and may unpack to."""
-    return int(bound("MIB", 256) * (1 << 20))
+    return min(int(bound("MIB", 256) * (1 << 20)), 1 << 62)
 
 
 class Archive:

@@ -127,7 +127,7 @@ def _verdict() -> str:
     if known := _remembered():
         return known
     verdict, is_certain = _probe()
-    if is_certain:
+    if is_certain and _key():
         with contextlib.suppress(OSError):  # what cannot be remembered is probed again
             _file().parent.mkdir(parents=True, exist_ok=True)
             files.write(_file(), f"{_key()}\n{verdict}\n")

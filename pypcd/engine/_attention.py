@@ -61,7 +61,7 @@ def attention(
     found: dict[int, Floats] = {}
     for i in range(0, len(tokens), size):
         part = tokens[i : i + size]
-        reader = _Reader(np.asarray(weights[i : i + size], np.float32), heads)
+        reader = _Reader(np.asarray(weights[i : i + size], np.float32), heads, _has_experts(llm))
         with watched(llm, reader):
             if not decode(llm, [(token, n_past + i + j, 0, False) for j, token in enumerate(part)]):
                 raise UnsupportedError("the context has no room for the question, whose attention would be read")
@@ -74,12 +74,21 @@ def attention(
     return found
 
 
-class _Reader:
-    """What the callback does with the operations of one evaluation."""
+def _has_experts(llm: llama_cpp.Llama) -> bool:
+    return any(key.endswith(".expert_count") and number != "0" for key, number in llm.metadata.items())
 
-    def __init__(self, weights: Floats, heads: Mapping[int, Sequence[int]] | None) -> None:
+
+class _Reader:
+    """What the callback does with the operations of one evaluation.
+
+    Args:
+        to_end: whether layers behind the last one that is read are evaluated too. To stop leaves out the rest of this device's
+            operations, not those of others: experts on another device would be chosen by numbers that were not computed.
+    """
+
+    def __init__(self, weights: Floats, heads: Mapping[int, Sequence[int]] | None, to_end: bool) -> None:
         self.weights, self.heads = weights, heads
-        self.last = math.inf if heads is None else max(heads)
+        self.last = math.inf if heads is None or to_end else max(heads)
         self.n_seen = 0  # layers with attention
         # sums, the mask's address, the cells that are seen
         self.found: dict[int, tuple[Floats, int, npt.NDArray[np.intp]]] = {}

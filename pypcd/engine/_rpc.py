@@ -8,9 +8,12 @@ of its own. Knows nothing of PCD.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
+import os
 import pathlib
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +21,7 @@ from typing import Any
 import llama_cpp
 
 from pypcd import library as library_module
+from pypcd.engine import _bindings
 from pypcd.engine._devices import chosen, described, gpus
 from pypcd.engine._handles import is_open
 from pypcd.engine._tensors import ggml
@@ -28,6 +32,7 @@ __all__ = ["RemoteDevices", "rpc_library", "rpc_server"]
 
 _NAME = "libggml-rpc.so"  # on macOS too
 
+_stderr: int | None = None  # a copy of it
 _models: weakref.WeakKeyDictionary[llama_cpp.Llama, RemoteDevices] = weakref.WeakKeyDictionary()
 
 
@@ -87,6 +92,7 @@ class RemoteDevices:
         for address in addresses:
             if address not in used:
                 remote.handshake(address)
+        _explain_an_end()
         handles: list[int] = []
         for registry in filter(None, (add_server(address.encode()) for address in addresses)):
             n = ggml.ggml_backend_reg_dev_count(registry)
@@ -107,9 +113,26 @@ class RemoteDevices:
         params.devices = ctypes.cast(self._handles, ctypes.c_void_p)
 
 
+def _explain_an_end() -> None:
+    """Have ggml say why it ends this process, also while llama_cpp.Llama loads a model and hides stderr."""
+    global _stderr
+    with contextlib.suppress(OSError):  # there may be none
+        _stderr = os.dup(2) if _stderr is None else os.dup2(2, _stderr)
+        _bindings.lib.ggml_set_abort_callback(_say_why)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+def _say_why(message: bytes) -> None:
+    text = message.decode("utf-8", "replace").strip()
+    if "ggml-rpc" in text:
+        text = "the connection to an RPC server was lost, so ggml ends this process; docs/rpc.md says how to stay safe"
+    os.write(_stderr or 2, f"pypcd: {text}\n".encode())
+    sys.stdout.flush()  # else what was printed is lost
+
+
 @atexit.register
 def _close_models() -> None:
-    """While Python still runs: later a model whose server is lost would hang, since ggml says why it ends the process."""
+    """While Python can still say why ggml ends the process; without that, a model whose server is lost would hang."""
     for llm in list(_models):
         llm.close()
 

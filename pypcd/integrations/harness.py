@@ -258,10 +258,16 @@ class HarnessModel(TemplateLM):
             raise PCDError("this model has no chat template; leave out --apply_chat_template")
         begun = "" if add_generation_prompt else chat_history[-1]["content"]
         messages = chat_history if add_generation_prompt else chat_history[:-1]
-        try:
-            return str(chat_formatter(self.llm)(messages=messages).prompt) + begun
-        except (jinja2.TemplateError, ValueError) as error:
-            raise PCDError(f"the model's chat template rejects these messages: {error}") from error
+        make = chat_formatter(self.llm)
+        without = [message for message in messages if message["role"] != "system"]
+        for kept in (messages, without):
+            try:
+                return str(make(messages=kept).prompt) + begun
+            except (jinja2.TemplateError, ValueError) as error:
+                if len(kept) == len(without):
+                    raise PCDError(f"the model's chat template rejects these messages: {error}") from error
+                logger.warning("the model's chat template rejects system messages: they are left out")
+        raise AssertionError("unreachable")
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         if isinstance(chat_template, str):

@@ -142,8 +142,6 @@ class Llama(llama_cpp.Llama):
         self._answer = PCDAnswer()
         self.model_path = path = resolve_model(model_path)
         self.draft_model = draft_model
-        if draft_model is not None:  # llama_cpp.Llama turns this on as well, but makes room for n_batch rows alone
-            opening["logits_all"] = True
         config = self._resolve(pcd)
         self._n_seq_max = Integer(1, lib.N_SEQUENCES)("n_seq_max", n_seq_max)
         self._rpc_servers, servers = rpc_servers, parse_servers(rpc_servers)
@@ -176,6 +174,8 @@ class Llama(llama_cpp.Llama):
             except (ValueError, RuntimeError) as error:
                 raise ModelError(f"cannot load {path}: {explained(lib.last_errors() or str(error))}") from error
             lib.guard_handles(self, lib.open_stock(self, self._n_seq_max) if self._engine == "stock" else None)
+            # a draft model turns it on, though `scores` has rows for n_batch tokens alone then
+            self._logits_all = bool(opening.get("logits_all"))
             # generate() writes a drafted text's next token down before eval() can say that it does not fit
             self.input_ids = np.zeros(self.n_ctx() + 1, dtype=np.intc)
             self._fingerprint = saved_state.fingerprint(path)
@@ -253,7 +253,13 @@ class Llama(llama_cpp.Llama):
         setting = load(setting)
         if isinstance(setting, Profile) and (text := setting.remark(self.model_path)):
             lib.logger.warning("%s", text)
-        config = PCDConfig.resolve(setting, self._pcd)
+        return self._checked(PCDConfig.resolve(setting, self._pcd))
+
+    def _checked(self, config: PCDConfig | None) -> PCDConfig | None:
+        """
+        Raises:
+            UnsupportedError: PCD is on, and there is a draft model.
+        """
         if config is not None and self.draft_model is not None:
             raise UnsupportedError(
                 f"PCD ({config.describe()}) cannot run here: there is a draft model, whose tokens are not contrasted; set "
@@ -411,6 +417,7 @@ class Llama(llama_cpp.Llama):
             raise PCDError(
                 "a pcd_sampler does the contrast in its own chain; assign llm.pcd again to generate with PCD"
             )
+        self._checked(self._pcd)  # a draft model may have been assigned meanwhile
         is_asked = pcd is not None or self._call_has_pcd or self._pcd is None
         generate = super().generate
         # a JSON schema and a forced tool are a grammar by now; a constraint that is a logits processor looks like any other processor
@@ -465,7 +472,10 @@ class Llama(llama_cpp.Llama):
                     super().eval(tokens[at : min(at + self.n_batch, n_head)])
                 if progress:
                     progress(min(at + self.n_batch, n_head), len(tokens))
-            super().eval(tokens[n_head:])
+            if self.draft_model is None or is_prompt or n_head or self._logits_all:
+                super().eval(tokens[n_head:])
+            else:
+                self._eval_with_all_rows(tokens)
             if progress:
                 progress(len(tokens), len(tokens))
         except PCDError:
@@ -473,6 +483,15 @@ class Llama(llama_cpp.Llama):
         except RuntimeError as error:  # "llama_decode returned -1"; the cause went to the log
             raise PCDError(f"{error}: {lib.reason()}") from error
         self._is_restored = False
+
+    def _eval_with_all_rows(self, tokens: list[int]) -> None:
+        """llama_cpp.Llama.eval with a row for each drafted token, as with logits_all, but without a copy in `scores`."""
+        lib.rewind(self, self.n_tokens)
+        self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=True)
+        self._ctx.decode(self._batch)
+        self.input_ids[self.n_tokens : self.n_tokens + len(tokens)] = tokens
+        self.n_tokens += len(tokens)
+        self._requires_eval = False
 
     def ask(self, documents: Documents = (), question: str = "", **how: Unpack[AskOptions]) -> Answer:
         """Answer a question about documents: pypcd.ask.ask(), which says what the arguments are. pypcd.ask.stream() gives the answer piece

@@ -17,6 +17,7 @@ from pypcd.llama import machine
 __all__ = ["Threads", "choose"]
 
 _STATE = pathlib.Path("/proc/loadavg")  # its fourth word: how many threads of all programs run now, of how many
+_OWN = pathlib.Path("/proc/self/task")
 _LOOKS, _SECONDS = 3, 0.001  # what runs for a moment only is not counted
 
 
@@ -59,7 +60,7 @@ def _busy() -> int:
     n = 0
     for look in range(_LOOKS):
         try:
-            running = int(_STATE.read_text(encoding="ascii").split()[3].partition("/")[0]) - 1
+            running = int(_STATE.read_text(encoding="ascii").split()[3].partition("/")[0]) - _own()
         except (OSError, ValueError, IndexError):
             return 0
         n = running if look == 0 else min(n, running)
@@ -67,3 +68,9 @@ def _busy() -> int:
             return 0
         time.sleep(_SECONDS)
     return n
+
+
+def _own() -> int:
+    """How many threads of this process run: this one, and those that spin for a while after a step."""
+    states = [one.read_text(encoding="ascii", errors="replace") for one in _OWN.glob("*/stat")]
+    return sum(state.rpartition(")")[2].split()[0] == "R" for state in states)

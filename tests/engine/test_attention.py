@@ -229,6 +229,25 @@ def test_what_llama_server_reads_is_the_references(arch: str, how: dict[str, Any
     close(got, expected, tolerance(path, of=expected, **shape(llm)))
 
 
+@native
+def test_a_shift_that_waits_still_turns_second_keys(tiny: Tiny, load: Load) -> None:
+    """llama.cpp shifts keys at the next evaluation, which may be that of a question whose attention is read."""
+    rows = []
+    for reads in (False, True):
+        llm = load(tiny("llama"), "paper")
+        llm.eval(TEXT[:N_PAST])
+        memory = llama_cpp.llama_get_memory(llm.ctx)
+        llama_cpp.llama_memory_seq_rm(memory, 0, 4, 20)
+        llama_cpp.llama_memory_seq_add(memory, 0, 20, -1, -16)
+        if reads:
+            c_functions.attention(llm, N_PAST - 16, TEXT[:3], [(0, 0), (1, 1)])
+            llama_cpp.llama_memory_seq_rm(memory, 0, N_PAST - 16, -1)
+        llm.n_tokens = N_PAST - 16
+        llm.eval(TEXT[:1])
+        rows.append(llm.pcd_logits())
+    assert np.array_equal(rows[0].local, rows[1].local) and np.array_equal(rows[0].standard, rows[1].standard)
+
+
 # -- every architecture --------------------------------------------------------------------------------------------------
 
 FOLDER = Path(os.environ.get("PYPCD_ARCH_MODELS", "models"))

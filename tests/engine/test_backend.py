@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import c_functions
 import llama_cpp
 import numpy as np
 import pytest
@@ -384,6 +385,23 @@ def test_it_is_the_device_that_computes(kv: str, tiny: Tiny) -> None:
         assert sum(graph.devices.values()) == graph.n_nodes and len(graph.devices) >= (3 if BACKEND == "rpc" else 2)
     if BACKEND != "rpc":  # its servers compute as this CPU does
         assert (rows.standard != look(path, {}, kv, STEPS, **CPU).standard).any()
+
+
+@pytest.mark.few
+@pytest.mark.skipif(not engine.is_native(), reason="a function of pypcd's own library")
+@pytest.mark.parametrize("kv", KV)
+@pytest.mark.parametrize("place", PLACEMENTS)
+def test_attention_is_read_where_it_is_computed(place: str, kv: str, tiny: Tiny, load: Load) -> None:
+    """Of heads that do not begin a cell's keys: beside what numpy makes of the same keys and queries, which the stock engine's reader gets."""
+    common = {"engine": "native", **KV[kv], **PLACEMENTS[place]}
+    llm, heads = load(tiny("llama", **SHAPE), False, **common), {0: [1], 1: [3]}
+    llm.eval(TOKENS[:60])
+    beside = engine.attention(llm, TOKENS[:60], TOKENS[60:80], [1 / 20] * 20, heads)
+    assert engine.rewind(llm, 60, 0)
+    for il, (wanted_sums,) in beside.items():
+        got = c_functions.attention(llm, 60, TOKENS[60:80], [(il, heads[il][0])])
+        assert abs(got - wanted_sums).max() < 0.03 * wanted_sums.max()  # where a device rounds queries too
+        assert engine.rewind(llm, 60, 0)
 
 
 @pytest.mark.skipif(BACKEND == "rpc", reason="stock llama-cpp-python has no RPC")

@@ -70,6 +70,7 @@ def test_what_runs_for_a_moment_is_not_counted(
 ) -> None:
     state, looks = tmp_path / "loadavg", [*looks]
     monkeypatch.setattr(threads, "_STATE", state)
+    monkeypatch.setattr(threads, "_own", lambda: 1)
     monkeypatch.setattr(threads.time, "sleep", lambda _: state.write_text(f"0.5 0.4 0.3 {(looks or ['x']).pop(0)} 7"))
     threads.time.sleep(0)
     assert threads._busy() == busy and not looks
@@ -78,6 +79,16 @@ def test_what_runs_for_a_moment_is_not_counted(
         assert threads._busy() == 0
     state.unlink()
     assert threads._busy() == 0
+
+
+def test_threads_of_its_own_that_spin_are_no_other_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i, state in enumerate("RRSR"):
+        (tmp_path / str(i)).mkdir()
+        (tmp_path / str(i) / "stat").write_text(f"{i} (a) R (b) {state} 1 2 3")
+    (tmp_path / "loadavg").write_text("0.5 0.4 0.3 5/900 7")
+    monkeypatch.setattr(threads, "_OWN", tmp_path)
+    monkeypatch.setattr(threads, "_STATE", tmp_path / "loadavg")
+    assert threads._busy() == 2
 
 
 def test_more_cores_than_ggml_has_room_for_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,3 +49,12 @@ def test_pcd_is_refused_and_stays_off(use: Any, tiny: Tiny, load: Load) -> None:
     assert llm.pcd is None and written(llm) == written(load(tiny(), False))
     llm.draft_model = None
     use(llm)
+
+
+def test_one_that_is_assigned_while_pcd_is_on_is_refused(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny(), "window")
+    llm.draft_model = LlamaPromptLookupDecoding(4)
+    with pytest.raises(pypcd.UnsupportedError, match="is a draft model"):
+        next(llm.generate(PROMPT))
+    llm.pcd = False
+    assert written(llm) == written(load(tiny(), False))
