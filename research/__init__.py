@@ -6,7 +6,7 @@ pypcd never imports this. A module is a subject, and one that has a command is r
     salience                      how high the right answer ranks, by the length of the prompt
     layers, spectrum              what over-rotation does to each layer's attention, frequency block by frequency block
     explain                       one answer, token by token: the candidates before and after the contrast
-    golds, finding                public questions and where their answers stand; how often finders find them
+    golds, finding, gain          public questions and where their answers stand; how often finders find them; what passages gain
     methods/; eval                decoding methods of others: beam search, DoLa, Ms-PoE, Self-Extend, CAD, reranking; `pypcd eval` with them
     paper, models, survey, balance            the paper's tables; one plan for any models, its gains and losses
     time_server                   what requests cost

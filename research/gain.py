@@ -80,14 +80,20 @@ def draw(points: Sequence[Point], path: pathlib.Path) -> None:
     with plots.drawing():
         figure, axes = plots.new_figure(6.4, 4)
         axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+        seen = list[Point]()
         for one in points:
             colour, p = _COLOURS[models.index(one.model) % len(_COLOURS)], one.paired
             axes.plot([one.plain] * 2, [p.low, p.high], color=colour, linewidth=0.8, alpha=0.6)
             marker = _MARKERS[kinds.index(one.questions) % len(_MARKERS)]
             face = colour if p.is_clear else "white"
             axes.plot(one.plain, p.difference, marker=marker, color=colour, markerfacecolor=face, markersize=6)
-            label = f"{one.tokens / 1000:.1f}k"
-            axes.annotate(label, (one.plain, p.difference), xytext=(5, 4), textcoords="offset points", fontsize=6.5)
+            beside = any(
+                abs(other.plain - one.plain) < 3 and abs(other.paired.difference - p.difference) < 3 for other in seen
+            )
+            where = {"xytext": (-5, 4), "ha": "right"} if beside else {"xytext": (5, 4)}
+            label, at = f"{one.tokens / 1000:.1f}k", (one.plain, p.difference)
+            axes.annotate(label, at, textcoords="offset points", fontsize=6.5, **where)
+            seen.append(one)
         for index, model in enumerate(models):
             axes.plot([], [], linestyle="", marker="o", color=_COLOURS[index % len(_COLOURS)], label=model)
         for index, kind in enumerate(kinds):
