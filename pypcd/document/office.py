@@ -79,6 +79,10 @@ def _mend(root: ET.Element) -> set[str]:
             element.tag = WORD + "smartTag"
         elif element.tag == WORD + "cr":
             element.tag = WORD + "br"
+        elif name == "framePr" and WORD + "dropCap" in element.attrib:
+            # as of a paragraph whose end was deleted: a large letter goes before the next one's first word
+            element.tag = WORD + "rPr"
+            ET.SubElement(element, WORD + "del")
         elif name == "drawing" and has(element, "txbxContent"):
             element.tag = WORD + "pict"
             element[:] = list(named(element, "txbxContent"))

@@ -124,6 +124,7 @@ OLD = f"<w:pict>{BOX}</w:pict>"
         (paragraph(run("a"), f"<w:r><mc:AlternateContent><mc:Choice>{DRAWN}</mc:Choice><mc:Fallback>{OLD}</mc:Fallback></mc:AlternateContent></w:r>"), "a\n\nin a box"),
         (paragraph(run("a"), f"<w:r><mc:AlternateContent><mc:Choice>{DRAWN}</mc:Choice></mc:AlternateContent></w:r>"), "a\n\nin a box"),
         (paragraph(run("a"), f"<w:r>{DRAWN}</w:r>"), "a\n\nin a box"),
+        (f'<w:p><w:pPr><w:framePr w:dropCap="drop"/></w:pPr>{run("D")}</w:p>{paragraph(run("rop cap"))}', "Drop cap"),
         (paragraph(run("a &lt; b &amp; c"), "<w:r><w:tab/></w:r>", run("d")), "a < b & c d"),
     ],
 )  # fmt: skip
