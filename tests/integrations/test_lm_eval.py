@@ -295,6 +295,10 @@ def test_chat_templates(make: Callable[..., Any]) -> None:
         model.chat_template("rag")
     with pytest.raises(pypcd.PCDError, match="this model has no chat template; leave out --apply_chat_template"):
         make().apply_chat_template(talk)
+    strict = make(
+        chat_template="{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}" + CHAT_TEMPLATE
+    )
+    assert strict.apply_chat_template([{"role": "system", "content": "ne"}, talk[0]]) == "<user>tene\n<assistant>"
 
 
 def rounding_of_score(llm: pypcd.Llama, text: list[int], n: int) -> float:
