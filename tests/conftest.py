@@ -140,6 +140,13 @@ def load(request: pytest.FixtureRequest) -> Iterator[Callable[..., pypcd.Llama]]
         llm.close()
 
 
+@pytest.fixture(scope="module")
+def demo() -> Iterator[pypcd.Llama]:
+    """The included model, with exact types of cache."""
+    with pypcd.Llama("demo", **{**SMALL, **F32, "n_ctx": 512}) as llm:
+        yield llm
+
+
 @pytest.fixture
 def hub(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """A huggingface_hub whose repositories have one tiny model each."""

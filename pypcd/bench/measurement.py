@@ -148,9 +148,8 @@ class _Context:
 
     def read(self, config: PCDConfig | None, prompt: Sequence[int]) -> float:
         """Evaluate a prompt from an empty cache, with the logits of its last token. Returns the seconds it took."""
-        with self.llm._pcd_set_to(
-            config
-        ):  # second keys stay: assigning llm.pcd would free them for a setting that needs none
+        # second keys stay: assigning llm.pcd would free them for a setting that needs none
+        with self.llm._pcd_set_to(config):
             self.llm.reset()
             return self._seconds(prompt)
 

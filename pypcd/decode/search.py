@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +28,8 @@ def never(tokens: Sequence[int]) -> bool:
     return False
 
 
-class Search:
-    """Chooses the tokens of an answer. One that follows several answers at once has its own run().
+class Search(abc.ABC):
+    """Chooses the tokens of an answer.
 
     Attributes:
         n_sequences: how many sequences it needs, the prompt's included.
@@ -36,14 +37,7 @@ class Search:
 
     n_sequences = 1
 
-    def chooser(self, prompt: bytes) -> Callable[[Logits], int]:
-        """What chooses the tokens of one answer, each from its row.
-
-        Args:
-            prompt: anything that differs from prompt to prompt.
-        """
-        raise NotImplementedError
-
+    @abc.abstractmethod
     def run(
         self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, is_over: IsOver = never
     ) -> Iterator[int]:
@@ -52,6 +46,22 @@ class Search:
         Args:
             is_over: for those that follow several answers at once; the one that makes an answer whole is given too.
         """
+
+
+class OneByOne(Search):
+    """Follows one answer, each of whose tokens it chooses from its row."""
+
+    @abc.abstractmethod
+    def chooser(self, prompt: bytes) -> Callable[[Logits], int]:
+        """What chooses the tokens of one answer.
+
+        Args:
+            prompt: anything that differs from prompt to prompt.
+        """
+
+    def run(
+        self, stream: Stream, max_tokens: int, is_end: Callable[[int], bool], look: Look, is_over: IsOver = never
+    ) -> Iterator[int]:
         row, choose = stream.first, self.chooser(stream.first.tobytes())
         for n in range(max_tokens):
             token = choose(row)
@@ -64,7 +74,7 @@ class Search:
 
 
 @dataclasses.dataclass(frozen=True)
-class Greedy(Search):
+class Greedy(OneByOne):
     """The most probable token at each step; the lower id if logits are equal.
 
     Args:
@@ -84,7 +94,7 @@ class Greedy(Search):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling(Search):
+class Sampling(OneByOne):
     """Draws each token, as llama.cpp does: top_k, then the smallest set of tokens with probability top_p, then those with at least min_p of
     the best one's probability, then temperature. Behind a penalty, all are of the penalised logits.
 

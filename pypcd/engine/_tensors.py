@@ -105,7 +105,9 @@ class _GGML:
     """
 
     def __getattr__(self, name: str) -> Any:
-        returned, *given = OF_TENSORS.get(name) or _OF_DEVICES[name]
+        if (signature := OF_TENSORS.get(name) or _OF_DEVICES.get(name)) is None:  # such as Python's own questions
+            raise AttributeError(name)
+        returned, *given = signature
         function = getattr(_base(), name, None) or getattr(_bindings.lib, name)
         function.restype, function.argtypes = returned, given
         setattr(self, name, function)

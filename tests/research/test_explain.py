@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import F32, SMALL, contrasted, rounding_of
+from conftest import contrasted, rounding_of
 from rich.cells import cell_len
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
@@ -24,20 +24,13 @@ SAMPLE = next(iter(KV_SHORT.questions(1, 8, seed=2)))
 
 
 @pytest.fixture(scope="module")
-def llm() -> pypcd.Llama:
-    llm = pypcd.Llama("demo", **{**SMALL, **F32, "n_ctx": 512})
-    yield llm
-    llm.close()
+def vocabulary(demo) -> Vocabulary:
+    return Vocabulary(demo)
 
 
 @pytest.fixture(scope="module")
-def vocabulary(llm) -> Vocabulary:
-    return Vocabulary(llm)
-
-
-@pytest.fixture(scope="module")
-def prompt(llm) -> list[int]:
-    return llm.tokenize(SAMPLE.prompt.begun.encode(), special=False)
+def prompt(demo) -> list[int]:
+    return demo.tokenize(SAMPLE.prompt.begun.encode(), special=False)
 
 
 def probabilities(row: np.ndarray) -> np.ndarray:
@@ -46,17 +39,17 @@ def probabilities(row: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("setting", [pypcd.PCDConfig(), pypcd.PCDConfig(beta=1.0, gamma=3, cache="shared")])
-def test_columns_are_the_rows_of_a_fresh_evaluation(llm, vocabulary, prompt, setting) -> None:
-    steps = list(explain(Session(llm), prompt, setting, vocabulary, n_tokens=4, gold=SAMPLE.answers[0]))
+def test_columns_are_the_rows_of_a_fresh_evaluation(demo, vocabulary, prompt, setting) -> None:
+    steps = list(explain(Session(demo), prompt, setting, vocabulary, n_tokens=4, gold=SAMPLE.answers[0]))
     written = list(prompt)
     for i, step in enumerate(steps):
-        limit = rounding_of(llm, written)
+        limit = rounding_of(demo, written)
         # a logit may be off by the limit, and so may those that it is normalised with
         near, contrasted_near = (float(np.expm1(2 * by)) for by in (limit, contrasted(limit, setting.beta)))
-        llm.pcd = setting
-        llm.eval(written)
-        rows = llm.pcd_logits()
-        llm.pcd = None
+        demo.pcd = setting
+        demo.eval(written)
+        rows = demo.pcd_logits()
+        demo.pcd = None
         before, over, after = map(probabilities, (rows.standard, rows.local, rows.contrasted))
         assert step.index == i and len(step.candidates) >= 3
         for c in step.candidates:
@@ -77,9 +70,9 @@ def test_columns_are_the_rows_of_a_fresh_evaluation(llm, vocabulary, prompt, set
         written.append(chosen.token)
 
 
-def test_the_right_answers_tokens_are_marked_and_always_listed(llm, vocabulary, prompt) -> None:
+def test_the_right_answers_tokens_are_marked_and_always_listed(demo, vocabulary, prompt) -> None:
     steps = list(
-        explain(Session(llm), prompt, pypcd.PCDConfig(), vocabulary, n_tokens=8, n_top=1, gold=SAMPLE.answers[0])
+        explain(Session(demo), prompt, pypcd.PCDConfig(), vocabulary, n_tokens=8, n_top=1, gold=SAMPLE.answers[0])
     )
     written = ""
     for step in steps:
@@ -106,10 +99,10 @@ def test_the_right_answers_tokens_are_marked_and_always_listed(llm, vocabulary, 
     ],
 )
 def test_a_step_without_a_contrast_has_no_strength(
-    llm, vocabulary, prompt, evaluation, n_more, fields, is_contrasted
+    demo, vocabulary, prompt, evaluation, n_more, fields, is_contrasted
 ) -> None:
     setting = pypcd.PCDConfig(evaluation=evaluation, min_context=len(prompt) + n_more, **fields)
-    steps = list(explain(Session(llm), prompt, setting, vocabulary, n_tokens=len(is_contrasted)))
+    steps = list(explain(Session(demo), prompt, setting, vocabulary, n_tokens=len(is_contrasted)))
     assert [step.beta is not None for step in steps] == is_contrasted
     for step, is_on in zip(steps, is_contrasted):
         assert is_on or not step.is_changed

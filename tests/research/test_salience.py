@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import F32, SMALL, contrasted, rounding_of
+from conftest import contrasted, rounding_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,15 +19,8 @@ from research.salience import RANKS, Reading, Vocabulary, count_ranks, measure, 
 
 
 @pytest.fixture(scope="module")
-def llm() -> pypcd.Llama:
-    llm = pypcd.Llama("demo", **{**SMALL, **F32, "n_ctx": 512})
-    yield llm
-    llm.close()
-
-
-@pytest.fixture(scope="module")
-def vocabulary(llm: pypcd.Llama) -> Vocabulary:
-    return Vocabulary(llm)
+def vocabulary(demo: pypcd.Llama) -> Vocabulary:
+    return Vocabulary(demo)
 
 
 # -- ranks ------------------------------------------------------------------------------------------------------------
@@ -83,15 +76,15 @@ def test_a_difference_of_salience_follows_the_rule_of_evaluations() -> None:
 
 
 @pytest.mark.parametrize("answers", [['"43fb'], ["a", "b0-1"]])
-def test_first_tokens_are_those_that_the_text_begins_with(llm, vocabulary, answers: list[str]) -> None:
+def test_first_tokens_are_those_that_the_text_begins_with(demo, vocabulary, answers: list[str]) -> None:
     wanted = []
-    for token in range(llm.n_vocab()):
-        text = token_bytes(llm, token).lstrip(b'" :\\')
+    for token in range(demo.n_vocab()):
+        text = token_bytes(demo, token).lstrip(b'" :\\')
         if text and any(a.encode().lstrip(b'" :\\').startswith(text) for a in answers):
             wanted.append(token)
     assert vocabulary.first_tokens(answers) == wanted != []
     for answer in answers:  # the tokenizer's own choice is among them
-        own = [t for t in llm.tokenize(answer.encode(), add_bos=False) if not vocabulary.is_skipped(t)]
+        own = [t for t in demo.tokenize(answer.encode(), add_bos=False) if not vocabulary.is_skipped(t)]
         assert own[0] in wanted
 
 
@@ -103,22 +96,22 @@ def test_an_answer_without_text_is_an_error(vocabulary) -> None:
 # -- readings ---------------------------------------------------------------------------------------------------------
 
 
-def test_readings_are_those_of_an_evaluation_by_itself(llm, vocabulary) -> None:
-    asked = task("kv-short").samples(4, 200, ModelTokenizer(llm), 1)
+def test_readings_are_those_of_an_evaluation_by_itself(demo, vocabulary) -> None:
+    asked = task("kv-short").samples(4, 200, ModelTokenizer(demo), 1)
     setting = pypcd.PCDConfig(gamma=12)
-    found = measure(Session(llm), asked, {BASELINE: None, "PCD": setting}, vocabulary)
+    found = measure(Session(demo), asked, {BASELINE: None, "PCD": setting}, vocabulary)
     for sample, (plain, mine) in zip(asked, found):
         prompt, (answer,) = sample.prompt, sample.answers
-        limit = contrasted(rounding_of(llm, prompt_tokens(llm, prompt)), setting.beta)
-        llm.pcd = setting
-        llm.eval(prompt_tokens(llm, prompt))
-        rows = llm.pcd_logits()
-        llm.pcd = None
+        limit = contrasted(rounding_of(demo, prompt_tokens(demo, prompt)), setting.beta)
+        demo.pcd = setting
+        demo.eval(prompt_tokens(demo, prompt))
+        rows = demo.pcd_logits()
+        demo.pcd = None
         gold = [
-            t for t in range(llm.n_vocab()) if answer.encode().startswith(vocabulary.text(t)) and vocabulary.text(t)
+            t for t in range(demo.n_vocab()) if answer.encode().startswith(vocabulary.text(t)) and vocabulary.text(t)
         ]
         assert plain.n_skipped == mine.n_skipped == 0
-        assert plain.n_tokens == len(prompt_tokens(llm, prompt))
+        assert plain.n_tokens == len(prompt_tokens(demo, prompt))
         for got, row in ((plain, rows.standard), (mine, rows.contrasted)):
             best = max(row[t] for t in gold)
             assert got.rank == 1 + sum(1 for value in row if value > best)
