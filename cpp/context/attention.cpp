@@ -11,11 +11,9 @@ static constexpr int32_t N_NODES  = 16; // that the graph has at most for one he
 // No layer behind the last one is needed. But it is the rest of this device's operations that is left out, and those of others follow: experts
 // on another device would be chosen by numbers that were not computed.
 static bool is_not_last(ggml_tensor * t, bool ask, void * data) {
-    const auto & found = ((const llama_pcd_core::reading *) data)->found;
-    const auto & heads = ((const llama_pcd_core::reading *) data)->heads;
-
-    const bool last = found.size() == heads.size() && found.rbegin()->second.pays == t;
-    return ask == last || (!ask && ((const llama_pcd_core::reading *) data)->to_end);
+    const auto & read = *(const llama_pcd_core::reading *) data;
+    const bool   last = read.found.size() == read.heads.size() && read.found.rbegin()->second.pays == t;
+    return ask == last || (!ask && read.to_end);
 }
 
 // Adds what a layer's tokens pay, on average, to the positions before `end`. False: they do not see all of these.

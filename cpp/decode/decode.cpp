@@ -47,7 +47,7 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
     for (size_t i = 0; i < rows.size(); ++i) {
         if (rows.all[i].first == (int32_t) i) { // its entropy matters: to its own sequence, or another one it is in
             for (llama_seq_id s : batch.tokens[rows.all[i].id].seq_ids) {
-                core.sequences.put_entropy(s, rows.entropy(i));
+                core.sequences.put_entropy(s, rows.entropy(rows.all[i]));
             }
         }
     }
@@ -239,6 +239,7 @@ outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch) {
             all.take(core.pcd.lctx, cur.i0, cur.i1);
         }
         if (cur.i1 == n && cur.i0 > 0 && !all.put(core.pcd.lctx)) {
+            take_back(batch, n);
             return outcome::BROKEN;
         }
         done = cur.i1;
@@ -263,13 +264,11 @@ outcome llama_pcd_decoder::evaluate_part(const llama_batch_ext & batch, const pa
             stats.n_fused     += together;
             stats.n_alternate += !together;
         }
-        if (res == outcome::NO_ROOM) { // another way will evaluate them, and count
-            stats.n_twins   = before.n_twins;
-            stats.n_skipped = before.n_skipped;
-        }
         if (res != outcome::NO_ROOM) {
             return res;
         }
+        stats.n_twins   = before.n_twins; // another way will evaluate them, and count
+        stats.n_skipped = before.n_skipped;
         if (core.memory.slides()) {
             reason = LLAMA_PCD_FALLBACK_SLIDES;
         }
@@ -428,10 +427,11 @@ outcome llama_pcd_decoder::sequential(const llama_batch_ext & batch, const part 
     }
     decode_to(tokens.tokens.size());
 
+    if (res == outcome::DONE && !all.put(lctx)) {
+        res = outcome::BROKEN;
+    }
     if (res != outcome::DONE) {
         take_back(tokens, done);
-        return res;
     }
-
-    return all.put(lctx) ? outcome::DONE : outcome::BROKEN;
+    return res;
 }

@@ -16,7 +16,8 @@ llama_seq_id llama_pcd_parent_of(const llama_batch_ext::token & token) {
     return *std::min_element(token.seq_ids.begin(), token.seq_ids.end());
 }
 
-llama_batch_ext llama_pcd_batch_like(const llama_batch_ext & batch) {
+// an empty batch for the same context, with room for twins
+static llama_batch_ext batch_like(const llama_batch_ext & batch) {
     return llama_batch_ext(batch.n_tokens_max + LLAMA_PCD_MAX_TWINS, batch.n_embd_inp, batch.n_embd_inp_enc,
             LLAMA_MAX_SEQ, batch.mem, batch.n_vocab, batch.n_pos_per_embd);
 }
@@ -30,7 +31,7 @@ static void copy_embd(llama_batch_ext & dst, const llama_batch_ext & src, llama_
 }
 
 llama_batch_ext llama_pcd_batch_part(const llama_batch_ext & batch, size_t i0, size_t i1) {
-    llama_batch_ext res = llama_pcd_batch_like(batch);
+    llama_batch_ext res = batch_like(batch);
 
     res.n_embd = batch.n_embd;
     res.tokens.assign(batch.tokens.begin() + i0, batch.tokens.begin() + i1);
@@ -112,7 +113,7 @@ llama_pcd_outcome llama_pcd_decoder::run(const llama_batch_ext & batch, llama_pc
 }
 
 llama_pcd_outcome llama_pcd_decoder::run_alone(const llama_batch_ext & batch, const std::vector<size_t> & which) {
-    llama_batch_ext alone = llama_pcd_batch_like(batch);
+    llama_batch_ext alone = batch_like(batch);
     llama_pcd_twins twins = add_twins(alone, batch, 0, which);
 
     const auto res = run(alone, twins);

@@ -45,8 +45,7 @@ void llama_pcd_rows::take_local(const llama_pcd_twins & twins) {
     }
 }
 
-float llama_pcd_rows::entropy(size_t i) {
-    auto & row = all[i];
+float llama_pcd_rows::entropy(llama_pcd_kept_row & row) {
     if (std::isnan(row.entropy)) {
         row.entropy = llama_pcd_entropy(row.standard.data(), n_vocab());
     }
@@ -56,8 +55,8 @@ float llama_pcd_rows::entropy(size_t i) {
 bool llama_pcd_rows::sure(llama_pcd_kept_row & row) {
     const auto & c = row.setting;
 
-    return (c.min_entropy > 0.0f && entropy(&row - all.data()) < c.min_entropy) ||
-        (row.first >= 0 && c.min_first_entropy > 0.0f && entropy(row.first) < c.min_first_entropy);
+    return (c.min_entropy > 0.0f && entropy(row) < c.min_entropy) ||
+        (row.first >= 0 && c.min_first_entropy > 0.0f && entropy(all[row.first]) < c.min_first_entropy);
 }
 
 bool llama_pcd_rows::needs_twin(size_t i) {

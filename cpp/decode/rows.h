@@ -50,7 +50,7 @@ struct llama_pcd_rows {
     void show();
 
     // of L, in bits
-    float entropy(size_t i);
+    float entropy(llama_pcd_kept_row & row);
 
     // the row of an index that means what llama_get_logits_ith's does; null: that output has none
     llama_pcd_kept_row * resolve(int32_t i);

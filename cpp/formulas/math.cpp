@@ -69,14 +69,16 @@ static std::vector<candidate> plausible(const float * standard, int32_t n_vocab,
             cut = add(v);
         }
     }
-    std::sort_heap(top.begin(), top.end());
-
-    size_t n = std::min(top.size(), n_keep);
-    while (params.relative_top > 0.0f && n > 1 && top[n - 1].logit < top[0].logit + std::min(0.0f, std::log(params.relative_top))) {
-        --n;
+    if (top.size() > n_keep) {
+        std::pop_heap(top.begin(), top.end()); // the one too many comes last
     }
-    next = n < top.size() ? top[n].logit : -LIMIT;
-    top.resize(n);
+    auto end = top.begin() + std::min(top.size(), n_keep);
+    if (params.relative_top > 0.0f && !top.empty()) {
+        const float least = std::min_element(top.begin(), end)->logit + std::min(0.0f, std::log(params.relative_top));
+        end = std::partition(top.begin(), end, [&](const candidate & c) { return c.logit >= least; });
+    }
+    next = end == top.end() ? -LIMIT : std::min_element(end, top.end())->logit;
+    top.erase(end, top.end());
 
     return top;
 }

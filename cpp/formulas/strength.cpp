@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <vector>
 
 static constexpr float LOG2E = 1.44269504f;
 static constexpr float LEAST = -126.0f; // 2 to this is the smallest normal float
@@ -50,21 +49,6 @@ static double sum_of(int32_t n, const F & fn) {
     return res;
 }
 
-// log2 of a probability is LOG2E*(x - top) - sum; large numbers are subtracted first, so that nothing is lost where it counts
-struct softmax {
-    float top = NONE; // the largest x
-    float sum;          // log2 of the sum of e^(x - top)
-
-    explicit softmax(const std::vector<float> & all) {
-        for (const float x : all) {
-            top = std::max(top, x);
-        }
-        sum = (float) std::log2(sum_of(all.size(), [=, x = all.data(), top = top](int32_t v) { return pow2(LOG2E*(x[v] - top)); }));
-    }
-
-    float operator()(float x) const { return LOG2E*(x - top) - sum; }
-};
-
 // as in Eq. 6: not NaN, an infinity or beyond 1e30; as integers, since the compiler may take it that no float is one
 static bool is_logit(float x) {
     uint32_t bits[2];
@@ -75,21 +59,35 @@ static bool is_logit(float x) {
 }
 
 // row a, in which tokens that have no logit in one of the two are as good as impossible
-static std::vector<float> known(const float * a, const float * b, int32_t n_vocab) {
-    std::vector<float> res(std::max(n_vocab, 0));
-    for (int32_t v = 0; v < n_vocab; ++v) {
-        res[v] = is_logit(a[v]) & is_logit(b[v]) ? a[v] : NONE;
+struct known {
+    const float * a;
+    const float * b;
+
+    float operator[](int32_t v) const { return is_logit(a[v]) & is_logit(b[v]) ? a[v] : NONE; }
+};
+
+// log2 of a probability is LOG2E*(x - top) - sum; large numbers are subtracted first, so that nothing is lost where it counts
+struct softmax {
+    float top = NONE; // the largest x
+    float sum;        // log2 of the sum of e^(x - top)
+
+    softmax(const known & x, int32_t n) {
+        for (int32_t v = 0; v < n; ++v) {
+            top = std::max(top, x[v]);
+        }
+        sum = (float) std::log2(sum_of(n, [=, top = top](int32_t v) { return pow2(LOG2E*(x[v] - top)); }));
     }
-    return res;
-}
+
+    float operator()(float x) const { return LOG2E*(x - top) - sum; }
+};
 
 static float jsd(const float * standard, const float * local, int32_t n_vocab) {
-    const auto a = known(standard, local, n_vocab), b = known(local, standard, n_vocab);
-    const softmax log2_p(a), log2_q(b);
+    const known a = { standard, local }, b = { local, standard };
+    const softmax log2_p(a, n_vocab), log2_q(b, n_vocab);
     if (log2_p.top == NONE) {
         return 0.0f; // no token has two logits
     }
-    const double sum = sum_of(a.size(), [=, a = a.data(), b = b.data()](int32_t v) {
+    const double sum = sum_of(n_vocab, [=](int32_t v) {
         const float lp = log2_p(a[v]);
         const float lq = log2_q(b[v]);
         const float d  = std::abs(lp - lq);
@@ -105,12 +103,12 @@ float llama_pcd_strength(const float * standard, const float * local, int32_t n_
 }
 
 float llama_pcd_entropy(const float * row, int32_t n_vocab) {
-    const auto x = known(row, row, n_vocab);
-    const softmax log2_p(x);
+    const known x = { row, row };
+    const softmax log2_p(x, n_vocab);
     if (log2_p.top == NONE) {
         return 0.0f; // no token has a logit
     }
     // a probability is no less than 2^LEAST here, so neither is its logarithm
-    const double sum = sum_of(x.size(), [=, x = x.data()](int32_t v) { return pow2(log2_p(x[v]))*std::max(log2_p(x[v]), LEAST); });
+    const double sum = sum_of(n_vocab, [=](int32_t v) { return pow2(log2_p(x[v]))*std::max(log2_p(x[v]), LEAST); });
     return std::max(0.0f, (float) -sum);
 }

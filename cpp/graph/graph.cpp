@@ -678,8 +678,7 @@ ggml_tensor * llama_pcd_graph::build_head(const attn & args, ggml_tensor * keys,
     ggml_tensor * q = ggml_view_2d(ctx, args.q, args.q->ne[0], n_tokens,    args.q->nb[2], head*args.q->nb[1]);
     ggml_tensor * k = ggml_view_2d(ctx, keys,   keys->ne[0],   keys->ne[2], keys->nb[2],   i_k*keys->nb[1]);
 
-    ggml_tensor * cur = ggml_mul_mat(ctx, k->type == GGML_TYPE_F32 ? k : ggml_cast(ctx, k, GGML_TYPE_F32), q);
-    ggml_prec_set_acc(cur, GGML_PREC_F32);
+    ggml_tensor * cur = build_product(ctx, k->type == GGML_TYPE_F32 ? k : ggml_cast(ctx, k, GGML_TYPE_F32), q);
 
     float scale = args.kq_scale;
     if (hparams.attn_soft_cap || args.gctx.arch == LLM_ARCH_GROK) {

@@ -240,7 +240,8 @@ void llama_pcd_second::keys_shift() {
     for (size_t i = 0; i < caches.size(); ++i) {
         const auto & cells = llama_pcd::cells(*memory.kvs[i]);
 
-        for (uint32_t j = 0; j < cells.used_max_p1() && memory.kvs[i]->get_has_shift(); ++j) {
+        const uint32_t n_used = memory.kvs[i]->get_has_shift() ? cells.used_max_p1() : 0;
+        for (uint32_t j = 0; j < n_used; ++j) {
             if (!cells.is_empty(j) && cells.get_shift(j) != 0) {
                 caches[i].stale[j] = 1;
             }
@@ -348,8 +349,10 @@ ggml_status llama_pcd_second::derive(int64_t & n) {
         const auto & cells = llama_pcd::cells(*memory.kvs[i]);
         auto       & stale = caches[i].stale;
 
+        const uint32_t n_used = cells.used_max_p1(); // not once a cell: it is looked up in a tree
+
         std::vector<uint32_t> found;
-        for (uint32_t j = 0; j < cells.used_max_p1(); ++j) {
+        for (uint32_t j = 0; j < n_used; ++j) {
             if (stale[j] && !cells.is_empty(j)) {
                 found.push_back(j);
             }

@@ -128,9 +128,8 @@ int32_t llama_pcd_limits::check(const llama_pcd_params & p, std::string & err) c
         return LLAMA_PCD_INVALID;
     }
     err = check_cache(p);
-    for (const auto & part : { &llama_pcd_limits::check_memory, &llama_pcd_limits::check_model }) {
-        err = err.empty() ? (this->*part)(p) : err;
-    }
+    err = err.empty() ? check_memory(p) : err;
+    err = err.empty() ? check_model(p) : err;
     err = err.empty() ? conflict() : err;
     for (const auto & [seq_id, _] : llama_pcd::samplers(memory.lctx)) {
         err = err.empty() && sequences.setting_of(seq_id, p).on ? conflict_of(seq_id) : err;
