@@ -39,7 +39,23 @@ else:  # unseen by type checkers, to which any name would be one of pypcd's
         "pcd_sampler": "llama.sampler",
     }
     __all__ = list(_HOME_OF)
-    _MOVED = {"PCDFields": "PCDSetting: a mapping of fields is one"}  # names of former releases
+    # names of former releases
+    _MOVED = {
+        "PCDFields": "PCDSetting: a mapping of fields is one",
+        "analysis": "bench, and research/ of a clone",
+        "config": "settings.config",
+        "contrast": "settings.formula.contrast",
+        "fields": "settings.fields",
+        "frequencies": "settings.formula.frequencies",
+        "machine": "llama.machine",
+        "measure": "bench",
+        "method": "settings.formula",
+        "methods": "decode",
+        "prompt_cache": "decode.prompt_cache",
+        "rho": "settings.formula.rho",
+        "sampler": "llama.sampler",
+        "strength": "settings.formula.strength",
+    }
 
     def __getattr__(name: str) -> object:
         if name not in _HOME_OF:

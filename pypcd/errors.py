@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
 
 __all__ = [
     "MENDABLE",
@@ -28,6 +28,7 @@ __all__ = [
     "RPCError",
     "UnsupportedError",
     "did_you_mean",
+    "rename",
     "require",
 ]
 
@@ -68,6 +69,20 @@ def did_you_mean(name: object, names: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(name), list(names), n=3, cutoff=0.5)
     close.sort(key=lambda near: sorted(near) != sorted(str(name)))  # the same letters in another order go first
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+class _Former:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise AttributeError(self.text)
+
+
+def rename(of: type, names: Mapping[str, str]) -> None:
+    """Make the former names of a class's attributes say the present ones, in an AttributeError."""
+    for old, new in names.items():
+        setattr(of, old, _Former(f"{of.__name__}.{old} is now {of.__name__}.{new}"))
 
 
 def require(module: str, purpose: str, package: str = "") -> Any:

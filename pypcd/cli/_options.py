@@ -164,7 +164,7 @@ class ListNames(argparse.Action):
             f"tasks: {', '.join(name for name in tasks if name not in known)}",
             *(f"  {group}, which is all of: {', '.join(names)}" for group, names in groups.items()),
             f"methods: {', '.join(decode.names())}",
-            "  join parts with +, write values after colons, such as beam:4+pcd:paper:beta=1.5 (docs/lab/methods.md)",
+            "  join parts with +, write values after colons, such as replay:2+pcd:paper:beta=1.5 (docs/lab/methods.md)",
         ):
             print("\n".join(textwrap.wrap(line, _terminal.width(), subsequent_indent="    ", break_on_hyphens=False)))
         parser.exit()

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from pypcd.errors import rename
 from pypcd.settings.config import PCDConfig, typed
 
 __all__ = ["SENTENCES", "Change", "PCDAnswer", "PCDLogits", "PCDStats"]
@@ -172,3 +173,7 @@ class PCDStats:
     graph_bytes: int = 0
     row_bytes: int = 0
     n_constrained: int = 0
+
+
+rename(PCDLogits, {"over_rotated": "local"})
+rename(PCDStats, {"n_streams": "n_separate"})

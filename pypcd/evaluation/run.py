@@ -61,6 +61,8 @@ class Outcome:
 def facts(plan: Plan, options: Mapping[str, Any] | None = None, jobs: Jobs = 1) -> dict[str, Any]:
     """What a run depends on besides its plan: what tells the model's weights from others, versions, devices, options of the model.
 
+    The number of threads is left out unless logits depend on it.
+
     Args:
         jobs: as in evaluate(). On a cluster they are those of a worker; each worker compares its own before it answers.
 
@@ -74,8 +76,12 @@ def facts(plan: Plan, options: Mapping[str, Any] | None = None, jobs: Jobs = 1) 
 
 def _facts(plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
     path, n_ctx = resolve_model(plan.model), context_of(plan, options)
-    # a run may be continued with other values of these
-    options = {name: value for name, value in options.items() if name not in ("n_ctx", *_THREADS)}
+    no_matter = ["n_ctx"]  # a run may be continued with other values of these
+    if _threads_matter(plan, options):
+        options = run_options(plan, options)
+    else:
+        no_matter += _THREADS
+    options = {name: value for name, value in options.items() if name not in no_matter}
     has_gpu = machine.has_gpu(options)
     if not has_gpu:
         options.pop("n_gpu_layers", None)
@@ -89,6 +95,17 @@ def _facts(plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
         "pypcd": pypcd.__version__,
         "llama_cpp_python": llama_cpp.__version__,
     }
+
+
+def _threads_matter(plan: Plan, options: Mapping[str, Any]) -> bool:
+    """Whether logits depend on the number of threads: with flash attention, in layers that the CPU computes."""
+    gpu, on_gpu = machine.has_gpu(options), options.get("n_gpu_layers")
+    flash_attn = options.get("flash_attn")
+    if flash_attn is None:
+        flash_attn = gpu and on_gpu != 0  # pypcd.Llama's default
+    caches = [method.cache for method in map(parse, plan.methods)]
+    flash_attn = flash_attn or any(cache and cache.options.get("flash_attn") for cache in caches)
+    return bool(flash_attn) and not (gpu and on_gpu in (None, -1))
 
 
 def _anywhere(plan: Plan) -> Plan:

@@ -17,7 +17,7 @@ import numpy as np
 from typing_extensions import Self
 
 from pypcd.engine import PCDAnswer, PCDLogits, PCDStats
-from pypcd.errors import InputError, ModelError, PCDError, UnsupportedError
+from pypcd.errors import ArgumentError, InputError, ModelError, PCDError, UnsupportedError, rename
 from pypcd.gguf import explained, resolve_model
 from pypcd.llama import arguments, lock, machine, saved_state, templates, threads
 from pypcd.settings.config import PCDConfig, PCDSetting, Profile, load
@@ -124,6 +124,8 @@ class Llama(llama_cpp.Llama):
     ) -> None:
         opening: dict[str, Any] = {**kwargs}
         arguments.check_keywords(opening)
+        if progress is not None and not callable(progress):
+            raise ArgumentError(f"progress is {progress!r}; allowed: a function of two numbers of tokens, or None")
         self.progress = progress
         self._lock = lock.ModelLock(self)
         # the setting
@@ -711,3 +713,10 @@ class Llama(llama_cpp.Llama):
             "use_extra_bufts": self._use_extra_bufts,
             "rpc_servers": self._rpc_servers,
         }
+
+
+_FOR_ALL = "pcd, for all sequences of the context"
+rename(
+    Llama,
+    {"pcd_for": _FOR_ALL, "set_sequence_pcd": _FOR_ALL, "pcd_refusal": "check_pcd, which raises UnsupportedError"},
+)

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pypcd import files
-from pypcd.errors import ArgumentError, InputError, did_you_mean
+from pypcd.errors import ArgumentError, InputError, did_you_mean, rename
 from pypcd.settings.fields import FIELDS, OFFSET, RANGES, Fields
 from pypcd.settings.ranges import Integer, check, literal
 
@@ -236,6 +236,9 @@ def _arguments() -> str:
 if PCDConfig.__doc__:  # python -OO has none
     PCDConfig.__doc__ = inspect.cleandoc(PCDConfig.__doc__).replace("Raises:", f"{_arguments()}\n\nRaises:")
 
+
+rename(PCDConfig, {name: f"preset({name!r})" for name in ("paper", "cautious", "blog")})
+rename(PCDConfig, {"windowed": "preset('window')", "gentle": "preset('unsure')", "from_profile": "resolve(path)"})
 
 # -- text --------------------------------------------------------------------------------------------------------------
 
