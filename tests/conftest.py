@@ -25,7 +25,7 @@ import pypcd  # it chooses the library that llama_cpp loads, so it comes first
 import llama_cpp
 import numpy as np
 import pytest
-from commands import run  # noqa: F401  a fixture
+from commands import research, run  # noqa: F401  fixtures
 from hypothesis import settings
 from limits import EPSILON, allowed, two_shapes
 from preload import SANITIZED, preload  # noqa: F401  a fixture, and what tests import from here

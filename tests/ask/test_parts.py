@@ -125,7 +125,9 @@ def test_what_was_read_takes_no_room_anew() -> None:
 def test_a_text_that_cannot_fit_is_not_counted() -> None:
     words, huge = Words(), Document.of("huge", "word " * 2_000_000)
     messages = asked([huge], "Which word?")
-    with pytest.raises(ValueError, match='read is "all", but the documents have more than 156249 tokens, and the cont'):
+    with pytest.raises(
+        ValueError, match='read is "all", but the documents have more than 156249 tokens, and the context 4096'
+    ):
         chosen(words, messages, "all", 4096)
     assert words.n == 0
     chosen(words, messages, None, 4096)
@@ -174,7 +176,9 @@ def test_earlier_questions_stay_as_they_were(texts: list[list[str]], questions: 
 def test_how_much_is_a_number_or_all() -> None:
     assert [read_of(given) for given in (None, "all", 512, "512")] == [None, "all", 512, 512]
     for wrong in (0, -1, True, 1.5, "some", "", "0", []):
-        with pytest.raises(ValueError, match='allowed: "all", or the most tokens to read of the documents, such as 40'):
+        with pytest.raises(
+            ValueError, match='allowed: "all", or the most tokens to read of the documents, such as 4096'
+        ):
             read_of(wrong)
 
 

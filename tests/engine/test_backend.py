@@ -392,15 +392,16 @@ def test_it_is_the_device_that_computes(kv: str, tiny: Tiny) -> None:
 @pytest.mark.parametrize("kv", KV)
 @pytest.mark.parametrize("place", PLACEMENTS)
 def test_attention_is_read_where_it_is_computed(place: str, kv: str, tiny: Tiny, load: Load) -> None:
-    """Of heads that do not begin a cell's keys: beside what numpy makes of the same keys and queries, which the stock engine's reader gets."""
+    """Of heads that do not begin a cell's keys: beside what numpy makes of the same keys and queries, which the stock engine's reader gets.
+    A device may round queries too; that is a tenth of what another head differs by, or less."""
     common = {"engine": "native", **KV[kv], **PLACEMENTS[place]}
-    llm, heads = load(tiny("llama", **SHAPE), False, **common), {0: [1], 1: [3]}
+    llm, heads = load(tiny("llama", **SHAPE), False, **common), {0: [1, 0], 1: [3, 0]}
     llm.eval(TOKENS[:60])
     beside = engine.attention(llm, TOKENS[:60], TOKENS[60:80], [1 / 20] * 20, heads)
     assert engine.rewind(llm, 60, 0)
-    for il, (wanted_sums,) in beside.items():
+    for il, (own, other) in beside.items():
         got = c_functions.attention(llm, 60, TOKENS[60:80], [(il, heads[il][0])])
-        assert abs(got - wanted_sums).max() < 0.03 * wanted_sums.max()  # where a device rounds queries too
+        assert abs(got - own).max() < abs(got - other).max() / 10
         assert engine.rewind(llm, 60, 0)
 
 
@@ -449,7 +450,9 @@ np.save(saved, rows)
 
 
 @pytest.mark.few
-@pytest.mark.skipif(BACKEND not in ("cuda", "gpu"), reason="CUDA alone records graphs")
+@pytest.mark.skipif(
+    BACKEND not in ("cuda", "gpu"), reason="no other backend than CUDA records graphs; what a gpu is, is not known"
+)
 def test_recorded_graphs_change_no_bit(tiny: Tiny, tmp_path: Path) -> None:
     """CUDA runs a graph again from the third equal step on: our tables and second keys are in other places than what was recorded, or have
     other contents."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pypcd.evaluation.tasks.chats import CHATS, Chat
 
-KNOWN, EARLIER = CHATS
+_, EARLIER = CHATS
 
 few = settings(max_examples=25)
 seeds, lengths = st.integers(0, 999), st.integers(350, 2500)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import DEMO, ONE, Records, finished, lines, python_path, tables, wait_until
+from processes import within
+from runs import DEMO, ONE, Records, finished, lines, python_path, tables
 
 import pypcd
 from pypcd.cli import main
@@ -55,7 +56,7 @@ def scheduling(where: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     file = where / "scheduler.json"
     words = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
     with ran(where, "-m", "distributed.cli.dask_scheduler", *words) as process:
-        assert wait_until(60, lambda: file.exists() and file.read_text().rstrip().endswith("}"))  # all of it
+        assert within(lambda: file.exists() and file.read_text().rstrip().endswith("}"), 60)  # all of it
         yield json.loads(file.read_text())["address"], process
 
 
@@ -132,7 +133,7 @@ def test_ctrl_c_leaves_the_workers_of_others_without_a_model(cluster: Cluster, t
 
     with pytest.raises(KeyboardInterrupt):
         evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE, progress=Progress(interrupt))
-    assert wait_until(30, lambda: not any(cluster._client.run(is_open).values()))
+    assert within(lambda: not any(cluster._client.run(is_open).values()), 30)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -184,18 +185,21 @@ def test_a_worker_that_differs_from_the_run_is_named(
     assert not (tmp_path / "run" / "samples.jsonl").exists()
 
 
-def set_devices(found: list[dict[str, Any]]) -> None:
-    machine.devices = lambda: found
+OWN = machine.devices
+
+
+def set_devices(found: list[dict[str, Any]] | None) -> None:
+    """None: as they are."""
+    machine.devices = OWN if found is None else lambda: found
 
 
 def test_the_devices_of_a_run_are_those_of_its_workers(cluster: Cluster, tmp_path: Path) -> None:
     """This process may have others."""
-    own = machine.devices()
     cluster._client.run(set_devices, [{"description": "abacus", "is_gpu": False}])
     try:
         outcome = evaluate(dataclasses.replace(DEMO, n=1), Directory(tmp_path / "run"), jobs=cluster, options=ONE)
     finally:
-        cluster._client.run(set_devices, own)
+        cluster._client.run(set_devices, None)
     assert len(outcome.records) == 2 * 3
     assert json.loads((tmp_path / "run" / "run.json").read_text())["devices"] == ["abacus"]
     assert "abacus" not in facts(DEMO, ONE)["devices"]

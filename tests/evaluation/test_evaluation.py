@@ -17,6 +17,7 @@ from typing import Any
 import llama_cpp
 import pytest
 from conftest import Tiny
+from processes import within
 from runs import (
     DEMO,
     ONE,
@@ -28,7 +29,6 @@ from runs import (
     processes_of,
     python_path,
     tables,
-    wait_until,
     without_time,
 )
 
@@ -120,11 +120,11 @@ def test_a_stopped_command_leaves_no_process_behind_and_goes_on(
         start_new_session=True,
     )
     try:
-        assert wait_until(120, lambda: (out / "samples.jsonl").exists() or process.poll() is not None)
+        assert within(lambda: (out / "samples.jsonl").exists() or process.poll() is not None, 120)
         assert process.poll() is None and len(processes_of(mark)) >= 3
         os.killpg(process.pid, how) if how == signal.SIGINT else process.kill()  # Ctrl-C reaches the whole group
         said = process.communicate(timeout=60)[1]
-        assert wait_until(60, lambda: not processes_of(mark)), said
+        assert within(lambda: not processes_of(mark), 60), said
     finally:
         process.kill()
     if how == signal.SIGINT:
@@ -251,7 +251,20 @@ def test_a_run_has_the_same_threads_all_along(
     options = run_options(DEMO, given, jobs)
     assert (options["n_threads"], options["n_threads_batch"]) == wanted
     assert run_options(DEMO, options, jobs) == options
-    assert facts(DEMO, options)["options"] == ({"flash_attn": True} if "flash_attn" in given else {})
+    known = {name: options[name] for name in ("n_threads", "n_threads_batch")}
+    assert facts(DEMO, options)["options"] == ({"flash_attn": True, **known} if "flash_attn" in given else {})
+
+
+@pytest.mark.parametrize(
+    ("options", "matter"),
+    [({}, False), ({"n_gpu_layers": -1}, False), ({"n_gpu_layers": 0}, False), ({"n_gpu_layers": 8}, True)],
+)
+def test_layers_beside_a_gpu_depend_on_threads(
+    options: dict[str, Any], matter: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flash attention is on there by default."""
+    monkeypatch.setattr(machine, "has_gpu", lambda options=None: True)
+    assert ("n_threads" in facts(DEMO, options)["options"]) == matter
 
 
 def test_the_model_of_a_run_takes_what_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from pypcd.evaluation.tasks.graphwalks import GRAPHWALKS, GraphWalks
 from pypcd.evaluation.tasks.sample import Sample
 from pypcd.prompt import Prompt
 
-BFS, PARENTS = GRAPHWALKS
 NAME = "[0-9a-f]{10}"
 
 few = settings(max_examples=25)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-import time
 
 import pytest
+from processes import within
 
 from pypcd.cli import _progress, _terminal
 from pypcd.cli._progress import Follower, duration
@@ -130,10 +130,8 @@ def test_a_bar_shows_questions_and_the_time_left(monkeypatch: pytest.MonkeyPatch
     with _progress.following("answering") as progress:
         progress._clock = clock
         follow(plan, progress, clock, stop=11)
-        for _ in range(600):  # a thread draws it
-            if "11 of 40" in (drawn := stream.getvalue()):
-                break
-            time.sleep(0.05)
+        assert within(lambda: "11 of 40" in stream.getvalue())  # a thread draws it
+        drawn = stream.getvalue()
     assert "answering: 11 of 40 questions, about 58 s left" in drawn and " 28%" in drawn
     assert stream.getvalue() != drawn and stream.getvalue().endswith("\x1b[2K"), "it is taken away at the end"
 

@@ -132,3 +132,8 @@ def test_a_loss_that_is_there_is_seldom_excluded_and_none_mostly_is() -> None:
             mine, plain = [1] * wins + [0] * (losses + equal), [0] * wins + [1] * losses + [0] * equal
             shown[loss] += paired(mine, plain, n_bootstrap=500).spares
     assert shown[0.02] / 400 < 0.05 and 0.65 < shown[0.0] / 400 < 0.95
+
+
+def test_fractions_are_compared_too() -> None:
+    found = paired([0.5, 1.0, 0.25, 0.0], [0.25, 0.5, 0.5, 0.0])
+    assert (found.wins, found.losses, found.difference, found.score) == (2, 1, 12.5, 43.75)  # by hand

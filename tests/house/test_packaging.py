@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import os
 import re
 import runpy
@@ -153,6 +154,33 @@ def last_stage(path: Path) -> list[tuple[str, str]]:
     return found[max(i for i, (name, _) in enumerate(found) if name == "FROM") :]
 
 
+def sent(name: str) -> bool:
+    """Whether .dockerignore lets a file of the project through; the last line that fits it, or a folder of it, decides."""
+    found, parts = True, name.split("/")
+    for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").split():
+        pattern = line.lstrip("!")
+        folders = ["/".join(parts[: i + 1]) for i in range(len(parts))]
+        if pattern.removeprefix("**/") in parts if pattern.startswith("**/") else set(fnmatch.filter(folders, pattern)):
+            found = line.startswith("!")
+    return found
+
+
+def test_all_that_the_wheel_is_made_of_is_sent_and_nothing_that_was_built() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, text=True, capture_output=True, check=False).stdout
+    files = tracked.splitlines() or [path.relative_to(ROOT).as_posix() for path in (ROOT / "cpp").rglob("*")]
+    wanted = ("cpp/", "cmake/", "pypcd/", "CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE")
+    for name in files:
+        assert sent(name) == name.startswith(wanted), name
+    for name in (
+        ".venv/bin/python",
+        "build/x/libllama.so",
+        "pypcd/lib/libllama.so",
+        "pypcd/__pycache__/a.pyc",
+        ".git/config",
+    ):
+        assert not sent(name), name
+
+
 @pytest.mark.parametrize("path", CONTAINERS, ids=lambda path: path.name)
 def test_the_build_has_what_pyproject_asks_for(path: Path) -> None:
     (command,) = (
@@ -165,6 +193,19 @@ def test_the_build_has_what_pyproject_asks_for(path: Path) -> None:
     ]
     sources = [word for name, rest in instructions(path) if name == "COPY" for word in rest.split()[:-1]]
     assert sources == ["pyproject.toml", "cmake", "."]
+
+
+@pytest.mark.parametrize("path", CONTAINERS, ids=lambda path: path.name)
+def test_the_last_stage_has_no_build_tools_and_is_nobodys_root(path: Path) -> None:
+    stage = last_stage(path)
+    ran = " ".join(rest for name, rest in stage if name == "RUN")
+    assert not re.search(r"g\+\+|gcc|build-essential|cmake|ninja|\bgit\b|-dev\b|devel", ran + stage[0][1])
+    assert f"--no-index --find-links /wheels {PYPROJECT['project']['name']} " in ran
+    assert not [name for name, _ in stage if name in ("COPY", "ADD")]
+    names = [name for name, _ in stage]
+    (user,) = (rest for name, rest in stage if name == "USER")
+    assert f"--uid {user} " in ran and int(user) > 0
+    assert "RUN" not in names[names.index("USER") :], "whatever runs after it runs as that user"
 
 
 @pytest.mark.parametrize("path", CONTAINERS, ids=lambda path: path.name)

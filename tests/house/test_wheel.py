@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 import zipfile
@@ -120,7 +121,12 @@ class Environment:
                 (site / name).symlink_to(Path(str(about.locate_file(name))).resolve())
         pip = [sys.executable, "-m", "pip", "--python", self.bin / "python"]
         subprocess.run([*pip, "install", "--quiet", "--no-compile", "--no-index", wheel], check=True)
-        self.variables = {"PATH": str(self.bin), "HOME": str(folder), "LANG": "C.UTF-8"}
+        self.variables = {
+            "PATH": str(self.bin),
+            "HOME": str(folder),
+            "LANG": "C.UTF-8",
+            "PYTHONDONTWRITEBYTECODE": "1",  # packages are those of this environment
+        }
         for tool in ("cc", "c++", "gcc", "g++", "clang", "cmake", "ninja", "make"):
             assert not shutil.which(tool, path=self.variables["PATH"]), tool
 
@@ -150,7 +156,15 @@ def test_it_serves(environment: Environment) -> None:
     process = environment.start("pypcd", "serve", "demo", "--port", 0)
     try:
         assert process.stdout
-        url = next(line.split()[1] for line in process.stdout if line.startswith("  OpenAI"))
+        late, said = threading.Timer(60, process.kill), list[str]()
+        late.start()
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith("  OpenAI"):
+                break
+        late.cancel()
+        assert said and said[-1].startswith("  OpenAI"), "".join(said)
+        url = said[-1].split()[1]
         body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "pcd": True}
         with urllib.request.urlopen(f"{url}/chat/completions", json.dumps(body).encode()) as answer:
             assert json.load(answer)["usage"]["completion_tokens"] > 0

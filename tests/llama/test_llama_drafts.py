@@ -44,7 +44,9 @@ def test_with_pcd_off_it_is_llama_cpps(arch: str, tiny: Tiny, load: Load) -> Non
 )
 def test_pcd_is_refused_and_stays_off(use: Any, tiny: Tiny, load: Load) -> None:
     llm = load(tiny(), False, draft_model=LlamaPromptLookupDecoding(4))
-    with pytest.raises(pypcd.UnsupportedError, match="is a draft model.*; set draft_model to None, or leave PCD off"):
+    with pytest.raises(
+        pypcd.UnsupportedError, match="there is a draft model.*; set draft_model to None, or leave PCD off"
+    ):
         use(llm)
     assert llm.pcd is None and written(llm) == written(load(tiny(), False))
     llm.draft_model = None
@@ -54,7 +56,7 @@ def test_pcd_is_refused_and_stays_off(use: Any, tiny: Tiny, load: Load) -> None:
 def test_one_that_is_assigned_while_pcd_is_on_is_refused(tiny: Tiny, load: Load) -> None:
     llm = load(tiny(), "window")
     llm.draft_model = LlamaPromptLookupDecoding(4)
-    with pytest.raises(pypcd.UnsupportedError, match="is a draft model"):
+    with pytest.raises(pypcd.UnsupportedError, match="there is a draft model"):
         next(llm.generate(PROMPT))
     llm.pcd = False
     assert written(llm) == written(load(tiny(), False))

@@ -3,31 +3,10 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import sys
 
 import pytest
-
-from pypcd.cli import _terminal
-from research.command import command
-
-
-@pytest.fixture(autouse=True)
-def plain_streams(monkeypatch):
-    monkeypatch.setattr(_terminal, "setup", lambda: None)
-
-
-def main(words) -> int:
-    """python -m research.NAME."""
-    name, *others = words
-    module = importlib.import_module(f"research.{name}")
-    return command(name, module.add_arguments, module.run, others)
-
-
-def run(capsys, *args: str) -> str:
-    assert main(args) == 0, capsys.readouterr().err
-    return capsys.readouterr().out
 
 
 def read_csv(path) -> list[dict[str, str]]:
@@ -35,17 +14,17 @@ def read_csv(path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_plot_decay_prints_the_claims_and_writes_what_it_draws(capsys, tmp_path) -> None:
+def test_plot_decay_prints_the_claims_and_writes_what_it_draws(research, tmp_path) -> None:
     pytest.importorskip("matplotlib")
     small = ("plot", "decay", "--d", "64", "--length", "512")
-    text = run(capsys, *small, "--out", str(tmp_path / "new"))
+    text, _ = research(*small, "--out", str(tmp_path / "new"))
     assert "claim of the paper" in text and "A.4" in text and "B'" in text
     names = {path.name for path in (tmp_path / "new").iterdir()}
     assert names == {"decay.png", "decay.csv", "decay.json", "decay_grid.png", "decay_grid.csv"}
     rows = read_csv(tmp_path / "new/decay.csv")
     assert len(rows) == 512 and [float(rows[0][c]) for c in ("standard", "over_rotated", "contrasted")] == [1, 1, 1]
     record = json.loads((tmp_path / "new/decay.json").read_text())
-    assert record == json.loads(run(capsys, *small, "--json"))
+    assert record == json.loads(research(*small, "--json")[0])
     assert len(record["grid"]) == 20 and f"{record['claims']['claimed']:.5f}" in text
     assert f"{record['rates']['standard']['log']:.4f}" in text
 
@@ -53,13 +32,13 @@ def test_plot_decay_prints_the_claims_and_writes_what_it_draws(capsys, tmp_path)
 QUICK = ("salience", "demo", "--length=96,160", "--n=4", "--threads=1")
 
 
-def test_salience_takes_a_setting_of_the_stock_engine(capsys) -> None:
-    assert "PCD paper:cache=separate" in run(capsys, *QUICK, "--pcd=paper:cache=separate")
+def test_salience_takes_a_setting_of_the_stock_engine(research) -> None:
+    assert "PCD paper:cache=separate" in research(*QUICK, "--pcd=paper:cache=separate")[0]
 
 
-def test_salience_prints_and_writes_the_same_figures(capsys, tmp_path) -> None:
+def test_salience_prints_and_writes_the_same_figures(research, tmp_path) -> None:
     pytest.importorskip("matplotlib")
-    text = run(capsys, *QUICK, "--out", str(tmp_path), "--format=svg")
+    text, _ = research(*QUICK, "--out", str(tmp_path), "--format=svg")
     assert {p.name for p in tmp_path.iterdir()} == {
         "salience.svg", "ranks.svg", "logits.svg", "salience.csv", "readings.csv", "salience.json",
     }  # fmt: skip
@@ -75,18 +54,18 @@ def test_salience_prints_and_writes_the_same_figures(capsys, tmp_path) -> None:
     curves = read_csv(tmp_path / "salience.csv")
     assert [float(c["gold_logit"]) for c in curves] == [c["gold_logit"] for c in record["cells"]]
     assert float(curves[0]["other_logit_1"]) == record["cells"][0]["competitor_logits"][0]
-    first = json.loads(run(capsys, *QUICK, "--json", "--seed=1", "--pcd=paper:beta=0"))
+    first = json.loads(research(*QUICK, "--json", "--seed=1", "--pcd=paper:beta=0")[0])
     assert first["pcd"]["beta"] == 0
     for plain, mine in zip(first["cells"][::2], first["cells"][1::2]):
         assert plain["salience"] == mine["salience"]  # beta 0 leaves the order of L
 
 
-def test_spectrum_prints_and_writes_a_line_and_a_picture_for_each_layer(capsys, tmp_path) -> None:
+def test_spectrum_prints_and_writes_a_line_and_a_picture_for_each_layer(research, tmp_path) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "text.txt").write_text("one two three four five six seven eight nine ten")
     words = ("spectrum", "demo", "-f", str(tmp_path / "text.txt"), "--threads=1")
-    text = run(capsys, *words, "--out", str(tmp_path / "new"))
-    record = json.loads(run(capsys, *words, "--json"))
+    text, _ = research(*words, "--out", str(tmp_path / "new"))
+    record = json.loads(research(*words, "--json")[0])
     layers = record["layers"]
     assert json.loads((tmp_path / "new/spectrum.json").read_text())["layers"] == layers
     assert {p.name for p in (tmp_path / "new").iterdir()} == {"spectrum.json", *(f"layer-{il}.png" for il in layers)}
@@ -106,16 +85,14 @@ def test_spectrum_prints_and_writes_a_line_and_a_picture_for_each_layer(capsys, 
         (("spectrum", "demo", "--pcd", "window"), "over-rotates nothing"),
     ],
 )
-def test_mistakes_are_one_sentence_and_status_2(args, named, capsys) -> None:
-    assert main(args) == 2
-    out, err = capsys.readouterr()
+def test_mistakes_are_one_sentence_and_status_2(args, named, research) -> None:
+    out, err = research(*args, status=2)
     assert out == "" and err.startswith("pypcd: ") and named in err and err.count("\n") == 1
 
 
-def test_without_matplotlib_pictures_are_refused_and_tables_are_not(capsys, monkeypatch, tmp_path) -> None:
+def test_without_matplotlib_pictures_are_refused_and_tables_are_not(research, monkeypatch, tmp_path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     out = tmp_path / "new"
-    assert main(["plot", "decay", "--out", str(out)]) == 1
-    printed, err = capsys.readouterr()
+    printed, err = research("plot", "decay", "--out", str(out), status=1)
     assert printed == "" and "pip install matplotlib" in err and not out.exists()
-    assert "standard" in run(capsys, "plot", "decay", "--d=16", "--length=64", "--no-grid")
+    assert "standard" in research("plot", "decay", "--d=16", "--length=64", "--no-grid")[0]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import functools
 
 import numpy as np
 import pytest
+from commands import record
 from conftest import contrasted, rounding_of
 from rich.cells import cell_len
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
 import pypcd
-from pypcd.cli import _terminal, _text
+from pypcd.cli import _text
 from pypcd.decode import Session
 from pypcd.decode.vocabulary import Vocabulary, shown
 from pypcd.evaluation import ModelTokenizer
 from pypcd.evaluation.tasks.kv import KV_SHORT
-from research import explain as module
-from research.command import command
 from research.explain import Candidate, Step, explain, table
 
 SAMPLE = next(iter(KV_SHORT.questions(1, 8, seed=2)))
@@ -153,21 +152,8 @@ def test_a_table_has_the_marks_the_columns_and_what_plain_decoding_writes() -> N
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """The command in this process: what it has written to stdout and stderr."""
-    monkeypatch.setattr(_terminal, "setup", lambda: None)
-
-    def run(*args: str, status: int = 0) -> tuple[str, str]:
-        found = command("explain", module.add_arguments, module.run, args)
-        out, err = capsys.readouterr()
-        assert found == status, err
-        return out, err
-
-    return run
-
-
-def record(run, *args: str) -> dict:
-    return json.loads(run(*args, "--json")[0])
+def run(research):
+    return functools.partial(research, "explain")
 
 
 def test_text_and_json(run, monkeypatch) -> None:

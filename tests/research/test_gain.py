@@ -8,7 +8,6 @@ import pytest
 
 from pypcd.errors import InputError
 from research import gain
-from research.command import command
 
 
 def answers(path, plain, both):
@@ -21,11 +20,10 @@ def answers(path, plain, both):
     return path
 
 
-def test_the_table_is_of_questions_answered_both_ways(tmp_path, capsys) -> None:
+def test_the_table_is_of_questions_answered_both_ways(tmp_path, research) -> None:
     file = answers(tmp_path / "a.jsonl", [1, 0, 0, 1, 1], [1, 1, 1, 0])  # the last was not answered with passages
     words = [f"A model, facts={file}", f"Another, facts={answers(tmp_path / 'b.jsonl', [0] * 9, [1] * 9)}"]
-    assert command("gain", gain.add_arguments, gain.run, words) == 0
-    first, second = (line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:])
+    first, second = (line.split(" | ") for line in research("gain", *words)[0].splitlines()[2:])
     assert first[:6] == ["| A model", "facts", "1002", "4", "50.0", "75.0"] and first[6].startswith("+25.0 [")
     assert first[7:] == ["2 / 1", "1 of 2 |"]
     assert second[4:] == ["0.0", "100.0", "+100.0 [+100.0, +100.0]", "9 / 0", "0 of 0 |"]

@@ -77,9 +77,15 @@ HOSTILE = {
     "script": f"<script>{RUN}</script>",
     "img": f"<img src=x onerror='{RUN}'><img src=http://example.com/a.png>",
     "svg": f"<svg onload={RUN}><script>{RUN}</script><a xlink:href='javascript:{RUN}'><text>x</text></a></svg>",
+    "math": f"<math><mtext></p><style><img src=x onerror={RUN}></style></mtext></math>",
     "iframe": f"<iframe srcdoc='<script>parent.ran=1</script>'></iframe><iframe src='javascript:parent.{RUN}'></iframe>",
+    "object": "<object data=http://example.com/x></object><embed src=http://example.com/x>",
     "style": "<style>@import url(http://example.com/x.css); * {display: none}</style><p style='position:fixed;inset:0'>x</p>",
     "form": f"<form action=http://example.com><input autofocus onfocus={RUN}><button>Send</button></form>",
+    "base": "<base href=http://example.com/><meta http-equiv=refresh content='0;url=http://example.com/'>",
+    "link": "<link rel=stylesheet href=http://example.com/x.css><link rel=prefetch href=http://example.com/y>",
+    "details": f"<details open ontoggle={RUN}>x</details><video onerror={RUN}><source src=x></video>",
+    "template": f"<template><script>{RUN}</script></template><noscript><p title='</noscript><img src=x onerror={RUN}>'>",
     "names": "<img name=getElementById><form id=location></form><a id=document name=cookie>x</a><input name=attributes>",
     "links": f"[a](javascript:{RUN}) [b](JaVaScRiPt:{RUN}) [c](java\tscript:{RUN}) [d](&#106;avascript:{RUN}) <javascript:{RUN}>",
     "data links": "[a](data:text/html,<script>1</script>) [b](vbscript:x) [c](file:///etc/passwd) [d](blob:x) [e](//example.com)",
@@ -88,9 +94,11 @@ HOSTILE = {
     "quotes": f'[a](<https://example.com/" onmouseover="{RUN}>) ![x" onerror="{RUN}](y) `"><img src=x onerror={RUN}>`',
     "code": f'```html" onclick="{RUN}\n<script>{RUN}</script>\n```\n\n    <img src=x onerror={RUN}>',
     "entities": f"&lt;script&gt;{RUN}&lt;/script&gt; &#60;img src=x onerror={RUN}&#62; &amp;lt;b&amp;gt;",
+    "broken": f"<<script>{RUN}//<</script <img src=x onerror={RUN}// <a href='x <!-- -- ]]> <?php <![CDATA[ ${{{RUN}}} {{{{x}}}}",
     "lit": "<!--lit-part--> <!--?lit$123456$--> <!--lit-node 0--> lit$1$",
     "marks": "\ue000" + "1\ue001word\ue002 \ue000\ue0019 \ue002\ue001\ue000 a\ue0000\ue001<b>\ue002",
     "direction": "\u202eevil\u202c \u0000 \ufeff \u2066x \ud7ff \ufffd",
+    "task lists": "- [ ] one\n- [x] <img src=x onerror=window.ran=1>\n\n| a |\n|:-:|\n| <script>window.ran=1</script> |",
 }
 
 # All that an answer may be made of.
@@ -237,6 +245,8 @@ def test_an_answer_that_came_in_pieces_is_the_whole_one_and_harmless(open_page: 
             is_harmless(found)
 
     check()
+    page.wait_for_timeout(100)  # an onerror comes later
+    assert page.evaluate("window.ran ?? null") is None
 
 
 # -- code -------------------------------------------------------------------------------------------------------------
@@ -333,6 +343,8 @@ def test_formulas_are_drawn(chat: Chat, script: Script) -> None:
     answer = chat.told("A sum $\\sum_{i=1}^n i$ and\n\n$$\n\\frac{a}{b}\n$$\n\nend")
     inline, block = answer.locator("math").all()
     assert (inline.get_attribute("display"), block.get_attribute("display")) == (None, "block")
+    upper, lower = (block.locator("mi").nth(i).bounding_box() for i in range(2))
+    assert upper and lower and upper["y"] + upper["height"] <= lower["y"] + 2, "a fraction stands above one another"
     assert block.evaluate("math => math.namespaceURI").endswith("MathML")
     assert "\\" not in answer.locator(".markdown").inner_text()
     text = "\\(\\frac{1}\\) $\\unknowncommand{x}$\n\n$$\n\\begin{matrix} a\n$$"  # no TeX: it is shown as it was written

@@ -77,11 +77,6 @@ def check(answer: dict[str, Any], wanted: asking.Answer) -> set[str]:
     return {one["finder"] for one in found}
 
 
-def n_read(server: Server) -> float:
-    """Prompt tokens that the server has evaluated, without those of questions that were looked at."""
-    return counter(server, "prompt_tokens_total")
-
-
 @pytest.mark.parametrize(
     ("arch", "heads", "options", "given"),
     [
@@ -122,13 +117,13 @@ def test_a_document_is_read_once(talking: pypcd.Llama) -> None:
     with ready(talking.model_path, parallel=2) as server:
         first = chat(server, with_file(text, QUESTIONS[0]))
         n = first["usage"]["prompt_tokens"]
-        n_first = n_read(server)
+        n_first = counter(server, "prompt_tokens_total")
         assert n > 1000 and n - 20 < n_first < n + 20 and first["timings"]["cache_n"] > 0.8 * n
         chat(server, with_file(text, QUESTIONS[1]))
-        assert n_read(server) - n_first < 0.25 * n
-        with_passages = n_read(server)
+        assert counter(server, "prompt_tokens_total") - n_first < 0.25 * n
+        with_passages = counter(server, "prompt_tokens_total")
         chat(server, with_file(text, QUESTIONS[1]))
-        assert n_read(server) - with_passages < 0.25 * n
+        assert counter(server, "prompt_tokens_total") - with_passages < 0.25 * n
 
 
 def test_several_at_once_are_answered_as_alone(server: Server, talking: pypcd.Llama) -> None:
@@ -174,7 +169,7 @@ def test_passages_of_what_comes_from_disk_are_those_of_what_was_read(
             with ready(path, parallel=2) as server:
                 timings = [chat(server, with_file(notes(9, 60), question))["timings"] for question in QUESTIONS]
                 found.append([one["passages"] for one in timings])
-                counts.append(n_read(server))
+                counts.append(counter(server, "prompt_tokens_total"))
     assert counts[1] < counts[0] - 600 and any(
         one["finder"] == "attention" for passages in found[0] for one in passages
     )
@@ -216,4 +211,4 @@ def test_a_client_that_goes_ends_the_reading(tiny: Tiny) -> None:
         assert within(lambda: ask(server, "/slots")[1][0]["is_processing"])
         gone.close()
         n = chat(server, [{"role": "user", "content": "1 2"}])["usage"]["prompt_tokens"]
-        assert 0 < n < 100 and n_read(server) < 7000
+        assert 0 < n < 100 and counter(server, "prompt_tokens_total") < 7000

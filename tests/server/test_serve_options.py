@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,55 @@ def test_a_forced_call_is_plain_unless_its_request_asks(tools: Server) -> None:
     assert default["timings"]["pcd_twins"] == 0 < on["timings"]["pcd_twins"]
     free = ask(tools, "/v1/chat/completions", {**CALLED, "tool_choice": "auto", "max_tokens": 1})[1]["timings"]
     assert free["pcd_twins"] == 1 and free["pcd_constrained"] == 0, "until the model calls, it writes as it likes"
+
+
+STREAMS: dict[
+    str, tuple[dict[str, Any], Callable[[dict[str, Any]], str | None]]
+] = {  # what is asked, and the part of a call in an event
+    "/v1/chat/completions": (
+        {**CALLED, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200},
+        lambda event: "".join(
+            call["function"].get("arguments", "")
+            for choice in event["choices"]
+            for call in choice["delta"].get("tool_calls", [])
+        ),
+    ),
+    "/v1/responses": (
+        {
+            "input": PROMPTS[0],
+            "tools": [{"type": "function", **LOOK_UP}],
+            "tool_choice": "required",
+            "max_output_tokens": 200,
+        },
+        lambda event: event["delta"] if event["type"] == "response.function_call_arguments.delta" else "",
+    ),
+    "/v1/messages": (
+        {
+            "messages": MESSAGES,
+            "tools": [{"name": "look_up", "description": "The value of a key", "input_schema": LOOK_UP["parameters"]}],
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+            "max_tokens": 200,
+        },
+        lambda event: event.get("delta", {}).get("partial_json", ""),
+    ),
+}
+
+
+@pytest.mark.parametrize("setting", [False, {"beta": 30.0}])
+@pytest.mark.parametrize("route", STREAMS)
+def test_a_forced_call_has_its_schema_also_in_a_stream(route: str, setting: Any, tools: Server) -> None:
+    body, part_of = STREAMS[route]
+    request = urllib.request.Request(
+        tools.url + route,
+        json.dumps({**body, "temperature": 0, "stream": True, "pcd": setting}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        lines = [line[len(b"data: ") :] for line in answer if line.startswith(b"data: ")]
+    parts = [part for line in lines if line.strip() != b"[DONE]" and (part := part_of(json.loads(line)))]
+    given = json.loads("".join(parts))
+    assert set(given) == {"key", "n"} and given["key"] in ("red", "blue", "green") and type(given["n"]) is int
+    assert len(parts) > 2
 
 
 def test_an_answer_that_does_not_match_its_format_is_a_fault_of_the_server(tools: Server) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -60,13 +59,6 @@ def command(out: Path, *more: str, n: int = DEMO.n) -> list[str]:
     """`pypcd eval`, which makes the run of DEMO with n questions."""
     words = ["eval", "demo", "--task", "kv-short", "--method", "pcd,control", "--length", "180,280", "--n", str(n)]
     return [sys.executable, "-m", "pypcd", *words, "--threads", "1", "--out", str(out), *more]
-
-
-def wait_until(seconds: float, condition: Callable[[], Any]) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return bool(condition())
 
 
 def processes_of(mark: str) -> list[str]:
