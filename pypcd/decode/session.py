@@ -160,6 +160,7 @@ class Session:
         Returns:
             layer -> float32[n_heads, len(past) + len(tokens)]
         """
+        engine.show_operations(self.llm)
         self.hold(past, n_text)
         return engine.attention(self.llm, past, tokens, [1 / len(tokens)] * len(tokens), heads)
 

@@ -26,7 +26,7 @@ from pypcd.engine._rotation import watch_of
 from pypcd.engine._tensors import TYPES, Tensor, contents, ggml, op_number, raw, strided
 from pypcd.errors import UnsupportedError
 
-__all__ = ["attention", "watched"]
+__all__ = ["attention", "show_operations", "watched"]
 
 Floats = npt.NDArray[np.float32]
 _Callback = Callable[[int, bool, Any], bool]
@@ -224,6 +224,16 @@ class _Traits(ctypes.Structure):
 # -- the callback ------------------------------------------------------------------------------------------------------
 
 
+def show_operations(llm: llama_cpp.Llama) -> None:
+    """Make this context one that can be watched, as watched() does it too. Before a text is evaluated it costs no copy of that.
+
+    Raises:
+        UnsupportedError: it has a LoRA, a control vector or another callback, or there is no memory for it.
+    """
+    if twins := stock(llm):
+        twins.show_operations()
+
+
 @contextmanager
 def watched(llm: llama_cpp.Llama, callback: _Callback, *, counts: bool = False) -> Iterator[None]:
     """A block in which a callback is called for each operation that this context computes, as ggml_backend_sched_eval_callback: with the
@@ -235,6 +245,7 @@ def watched(llm: llama_cpp.Llama, callback: _Callback, *, counts: bool = False) 
     Raises:
         UnsupportedError: the context has a callback already.
     """
+    show_operations(llm)
     if stock(llm):
         watch = watch_of(llm)
         if watch.reader is not None:

@@ -12,18 +12,22 @@ import ctypes
 import os
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llama_cpp
+import numpy as np
 from llama_cpp import _internals
 
-from pypcd.engine._log import reason
-from pypcd.engine._stock import Stock
-from pypcd.errors import InputError, ModelError, PCDError
+from pypcd.engine import _log
+from pypcd.errors import InputError, ModelError, PCDError, UnsupportedError
+
+if TYPE_CHECKING:
+    from pypcd.engine._stock import Stock
 
 __all__ = ["guard_handles", "invalidate_handles", "is_open"]
 
 _CLOSED = "the model is closed, by close() or the end of its with block; open it again with pypcd.Llama(...)"
+_LOST = "this model's context could not be opened again, and is gone ({}); close the model and open it again"
 _FORKED = (
     "this process was forked with the model open, and the threads that compute stayed behind in process {}; open the "
     'model in this process, or start processes by multiprocessing.get_context("spawn")'
@@ -54,6 +58,38 @@ class _Context(_internals.LlamaContext):
             super().decode(batch)
         elif (status := self.stock.decode(batch.batch)) != 0:
             raise RuntimeError(f"llama_decode returned {status}")
+
+    def reopen(self, params: Any) -> None:
+        """Another llama_context in place of this one, with other llama_context_params and the same state: tokens, keys and values. The rows
+        of the last batch are gone.
+
+        Raises:
+            UnsupportedError: there is no memory for it; a context like the former one has the state.
+            PCDError: nor for that one, or the state cannot be restored; then there is no context any more.
+        """
+        model, memory, usual = self.model.model, llama_cpp.llama_get_memory(self.ctx), self.params
+        state = np.zeros(0, np.uint8)
+        if any(
+            llama_cpp.llama_memory_seq_pos_max(memory, seq) >= 0 for seq in range(llama_cpp.llama_n_seq_max(self.ctx))
+        ):
+            state = np.zeros(llama_cpp.llama_state_get_size(self.ctx), np.uint8)
+            llama_cpp.llama_state_get_data(self.ctx, _bytes_of(state), state.nbytes)
+        _log.clear_errors()
+        llama_cpp.llama_free(self.ctx)  # first: a device may have no memory for both
+        self.ctx = llama_cpp.llama_init_from_model(model, params)
+        why = "" if self.ctx else _log.reason()
+        self.ctx = self.ctx or llama_cpp.llama_init_from_model(model, usual)
+        if not self.ctx or (
+            state.nbytes and not llama_cpp.llama_state_set_data(self.ctx, _bytes_of(state), state.nbytes)
+        ):
+            stack, why = self._exit_stack, _LOST.format(_log.reason())
+            stack.close()
+            _leave(self, why)
+            vars(self)["_exit_stack"] = stack  # the model closes it once more
+            raise PCDError(why)
+        self.memory = llama_cpp.llama_get_memory(self.ctx)
+        if why:
+            raise UnsupportedError(f"there is no memory to show this context's operations: {why}; use a smaller n_ctx")
 
     def get_logits(self) -> Any:
         rows = None if self.stock is None else self.stock.rows()
@@ -109,7 +145,7 @@ def guard_handles(llm: llama_cpp.Llama, stock: Stock | None = None) -> None:
         ModelError: its LoRA was not read, which llama_cpp does not see.
     """
     if llm._lora_adapter is not None and not llm._lora_adapter:
-        raise ModelError(f"the LoRA {llm.lora_path} cannot be used with {llm.model_path}: {reason()}")
+        raise ModelError(f"the LoRA {llm.lora_path} cannot be used with {llm.model_path}: {_log.reason()}")
     for name, of in _CLASSES.items():
         getattr(llm, name).__class__ = of
     vars(llm._ctx)["stock"] = stock
@@ -122,6 +158,10 @@ def invalidate_handles(llm: llama_cpp.Llama) -> None:
     for name in _CLASSES:
         if hasattr(llm, name):
             _leave(getattr(llm, name), _CLOSED)
+
+
+def _bytes_of(state: Any) -> Any:
+    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _leave(handle: Any, why: str) -> None:

@@ -41,10 +41,10 @@ Positions = npt.NDArray[np.int32]
 
 
 class SecondKeys:
-    """The second keys of a context. They are freed by close()."""
+    """The second keys of a handle's context. They are freed by close()."""
 
-    def __init__(self, ctx: Any, model: Any) -> None:
-        self._ctx, self.memory = ctx, Memory()
+    def __init__(self, handle: Any, model: Any) -> None:
+        self._handle, self.memory = handle, Memory()
         self._slides = int(llama_cpp.llama_model_n_swa(model)) > 0
         self._layers: dict[int, _Layer | None] = {}  # by the address of the cache's tensor; None: it is not rotated
         self._rotating: dict[int, _Layer] = {}  # by that of the second keys
@@ -88,8 +88,8 @@ class SecondKeys:
         try:
             self._orders = [
                 (
-                    positions_by_cell(self._ctx, seq, known),
-                    positions_by_cell(self._ctx, seq, known, of_window=True) if self._slides else none,
+                    positions_by_cell(self._handle.ctx, seq, known),
+                    positions_by_cell(self._handle.ctx, seq, known, of_window=True) if self._slides else none,
                 )
                 for seq, parts in twins
                 for first in [self._first(seq)]
@@ -107,7 +107,7 @@ class SecondKeys:
 
     def _first(self, seq: int) -> int:
         """The first position of a twin, whose text may have been moved; behind all if it is empty. With a sliding window nobody tells."""
-        memory = llama_cpp.llama_get_memory(self._ctx)
+        memory = llama_cpp.llama_get_memory(self._handle.ctx)
         if llama_cpp.llama_memory_seq_pos_max(memory, seq) < 0:
             return 2**31 - 1
         return 0 if self._slides else int(llama_cpp.llama_memory_seq_pos_min(memory, seq))

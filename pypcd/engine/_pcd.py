@@ -14,13 +14,13 @@ from pypcd.engine._calls import context, model, stock
 from pypcd.engine._model import is_recurrent, slides
 from pypcd.engine._native import Native, needs
 from pypcd.engine._rotation import watch_of
-from pypcd.engine._stock import Stock, n_twins
+from pypcd.engine._stock import Stock, n_twins, sees_operations
 from pypcd.engine._stock import needs as needs_native
 from pypcd.errors import LibraryError, UnsupportedError
 from pypcd.settings.config import PCDConfig
 from pypcd.settings.ranges import Choice, OrNone
 
-__all__ = ["N_SEQUENCES", "choose_engine", "n_twins", "open_stock", "pcd", "pcd_refusal"]
+__all__ = ["N_SEQUENCES", "choose_engine", "n_twins", "open_stock", "pcd", "pcd_refusal", "sees_operations"]
 
 N_SEQUENCES = min(192, int(llama_cpp.llama_max_parallel_sequences()))  # sequences for callers; higher ids are for twins
 _ENGINE = OrNone(Choice(("native", "stock")))
@@ -71,7 +71,7 @@ def open_stock(llm: llama_cpp.Llama, n_seq_max: int) -> Stock:
         n_seq_max: the sequences of the caller; the others are for twins.
     """
     params, closing = llm.context_params, llm._model._exit_stack
-    return Stock(context(llm), model(llm), n_seq_max, _refusal(llm, n_seq_max), watch_of(llm), params, closing)
+    return Stock(llm._ctx, model(llm), n_seq_max, _refusal(llm, n_seq_max), watch_of(llm), params, closing)
 
 
 def _refusal(llm: llama_cpp.Llama, n_seq_max: int) -> str | None:

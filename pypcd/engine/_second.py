@@ -27,7 +27,7 @@ class Second:
     """The second context. It is freed by close().
 
     Args:
-        first: the first context.
+        first: what holds the first context.
         model: its llama_model.
         params: what that was opened with.
         type_k: the type of its keys (PCDConfig.type_k_over), -1: that of the first one's.
@@ -73,7 +73,7 @@ class Second:
         begin = min(same, *wanted)
         self._keep(begin)
         self.n_evaluated = end - begin
-        threads = llama_cpp.llama_n_threads(self._first), llama_cpp.llama_n_threads_batch(self._first)
+        threads = llama_cpp.llama_n_threads(self._first.ctx), llama_cpp.llama_n_threads_batch(self._first.ctx)
         llama_cpp.llama_set_n_threads(self.ctx, *threads)
         llama_cpp.llama_set_abort_callback(self.ctx, abort or llama_cpp.ggml_abort_callback(), None)
         found: dict[int, npt.NDArray[np.float32]] = {}

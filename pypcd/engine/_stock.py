@@ -19,6 +19,7 @@ llama_decode are noticed when the function returns (watch()).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import math
@@ -44,7 +45,7 @@ from pypcd.settings import formula
 from pypcd.settings.config import PCDConfig
 from pypcd.settings.fields import FIELDS
 
-__all__ = ["Stock", "n_twins", "needs", "watch"]
+__all__ = ["Stock", "n_twins", "needs", "sees_operations", "watch"]
 
 _N_TWINS = 16  # at most, in one batch
 _SECTIONS = 8, 40  # enum llama_rope_type: M-RoPE, and with interleaved sections
@@ -71,6 +72,10 @@ _ADAPT = (
     *("llama_set_adapter_cvec", "llama_apply_adapter_cvec"),
 )
 _ADAPTED = 'cache="separate" evaluates a second context, which does not have the LoRA or control vector of this one; use cache=shared'
+_ADAPTED_PLAIN = (
+    "this context has a LoRA or a control vector, and was opened for plain decoding, without the callback that this needs; open the model "
+    "with the setting (pcd=), or give the LoRA as lora_path="
+)
 _COUNTED = "n_tokens n_twins n_skipped n_caught_up n_fused n_alternate n_sequential n_separate n_fallbacks"
 
 Logits = npt.NDArray[np.float32]  # [n_vocab]
@@ -147,6 +152,11 @@ def needs(config: PCDConfig) -> str | None:
 def _rotates(config: PCDConfig | None, cache: str | None = None) -> bool:
     """Whether a setting over-rotates, with this cache."""
     return config is not None and config.perturbation == "over-rotation" and cache in (None, config.cache)
+
+
+def sees_operations(config: PCDConfig | None) -> bool:
+    """Whether the context needs a callback for a setting."""
+    return _rotates(config) and not _rotates(config, "separate")
 
 
 def _seen(config: PCDConfig, pos: int) -> tuple[range, range]:
@@ -228,30 +238,30 @@ class Stock:
     """PCD in one context, by the functions of Native.
 
     Args:
-        ctx: the llama_context.
+        handle: what holds the llama_context, and can open it again (_handles.py).
         model: its llama_model.
         n_seq_max: the sequences of the caller; those above are for twins.
         refusal: why there can be no twin in this context, in a sentence; None if there can.
-        watch: the callback that it was opened with.
+        watch: the callback that it is given once an operation has to be seen.
         params: its llama_context_params.
         closing: what is closed before the model is.
     """
 
     def __init__(
-        self, ctx: Any, model: Any, n_seq_max: int, refusal: str | None, watch: Watch, params: Any, closing: Any
+        self, handle: Any, model: Any, n_seq_max: int, refusal: str | None, watch: Watch, params: Any, closing: Any
     ) -> None:
-        self._ctx, self._model, self._refusal = ctx, model, refusal
+        self._handle, self._model, self._refusal = handle, model, refusal
         self._watch, self._params, self._closing = watch, params, closing
         self._rotation = Rotation()
         self._second: Second | None = None
         self.abort: Any = None  # the context's ggml_abort_callback
         self._texts: dict[int, list[int] | None] = {}  # the tokens of each sequence; None: not known
-        self._keys = SecondKeys(ctx, model)
+        self._keys = SecondKeys(handle, model)
         self._has_sections = llama_cpp.llama_model_rope_type(model) in _SECTIONS
         closing.callback(self._rotation.close)
         closing.callback(self._keys.close)
+        ctx = handle.ctx
         self._twin_seqs = range(n_seq_max, int(llama_cpp.llama_n_seq_max(ctx)))
-        self._memory = llama_cpp.llama_get_memory(ctx)
         self._n_vocab = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)))
         self._n_batch = int(llama_cpp.llama_n_batch(ctx))
         self._n_together = min(len(self._twin_seqs), int(llama_cpp.llama_n_ubatch(ctx)))  # twins, in one graph
@@ -262,7 +272,43 @@ class Stock:
         self._counts = dict.fromkeys(_COUNTED.split(), 0)
         self._last_fallback = ""
         self._config: PCDConfig | None = None
-        _contexts[_address(ctx)] = _contexts[_address(self._memory)] = self
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Take on the context that the handle holds now."""
+        self._ctx = self._handle.ctx
+        self._memory = llama_cpp.llama_get_memory(self._ctx)
+        _contexts[_address(self._ctx)] = _contexts[_address(self._memory)] = self
+
+    def show_operations(self) -> None:
+        """Have the context's operations shown to the callback, which slows each step on a GPU. llama.cpp takes a callback only when a context
+        is opened, so one that was opened without is opened again, and gets its state back.
+
+        Raises:
+            UnsupportedError: it has a LoRA, a control vector or another callback, or there is no memory for it.
+        """
+        given, own_address = (
+            ctypes.cast(one, ctypes.c_void_p).value for one in (self._params.cb_eval, self._watch.callback)
+        )
+        if given == own_address:
+            return
+        if given:
+            raise UnsupportedError("this context has a callback already, and it can have only one")
+        if _address(self._ctx) in _adapted:
+            raise UnsupportedError(_ADAPTED_PLAIN)
+        own = type(self._params).from_buffer_copy(self._params)
+        own.cb_eval = self._watch.callback
+        own.n_threads, own.n_threads_batch = (
+            llama_cpp.llama_n_threads(self._ctx),
+            llama_cpp.llama_n_threads_batch(self._ctx),
+        )
+        try:
+            self._handle.reopen(own)
+            self._params.cb_eval = own.cb_eval
+        finally:
+            self._asked = []
+            self._adopt()  # also a former one, if there is no memory; none is an error
+            llama_cpp.llama_set_abort_callback(self._ctx, self.abort or llama_cpp.ggml_abort_callback(), None)
 
     # -- the setting ---------------------------------------------------------------------------------------------------
 
@@ -277,7 +323,8 @@ class Stock:
             raise UnsupportedError(only_native("a sampler that contrasts"))
         if config is not None and _rotates(config, "separate"):
             self._open_second(config)
-        is_ours = _rotates(config) and not _rotates(config, "separate")
+        if is_ours := sees_operations(config):
+            self.show_operations()
         self._watch.rotation = self._rotation if is_ours else None
         if not _rotates(config, "rerotated"):
             self._watch.see = None
@@ -310,7 +357,7 @@ class Stock:
         type_k = FIELDS["type_k_over"].to_number(config.type_k_over)
         if self._second is None or self._second.type_k != type_k:
             self._close_second()
-            self._second = Second(self._ctx, self._model, self._params, type_k)
+            self._second = Second(self._handle, self._model, self._params, type_k)
             self._closing.callback(self._second.close)
         table = _table(config)
         self._second.turn(table, lambda n_rot: formula.rho(n_rot, **table))

@@ -148,6 +148,8 @@ class Llama(llama_cpp.Llama):
         self._n_seq_max = Integer(1, lib.N_SEQUENCES)("n_seq_max", n_seq_max)
         self._rpc_servers, servers = rpc_servers, parse_servers(rpc_servers)
         self._engine = lib.choose_engine(engine, config)
+        # from the beginning; a context that has a LoRA is not opened again for them
+        self._shows_operations = bool(opening.get("lora_path")) or lib.sees_operations(config)
         lib.clear_errors()
 
         self._use_extra_bufts = use_extra_bufts  # as given
@@ -220,7 +222,7 @@ class Llama(llama_cpp.Llama):
     @context_params.setter
     def context_params(self, params: Any) -> None:
         params.kv_unified = True  # twins are further sequences in the same cells of the KV cache
-        if self._engine == "stock":
+        if self._engine == "stock" and self._shows_operations:
             params.cb_eval = lib.eval_callback(self)
         self._context_params = params
 

@@ -110,6 +110,16 @@ def test_a_second_context_which_would_not_have_it_is_refused(tmp_path: Path, tin
         other.eval(TOKENS[61:62])
 
 
+def test_a_context_with_one_is_not_opened_again_for_over_rotation(tiny: Tiny, load: Load) -> None:
+    """A LoRA or a control vector that came through the low-level API would be lost."""
+    llm = load(tiny("llama"), False, engine="stock")
+    vector = (ctypes.c_float * 128)(*[1.0] * 128)
+    assert llama_cpp.llama_set_adapter_cvec(llm.ctx, vector, 128, 64, 1, 2) == 0
+    with pytest.raises(pypcd.UnsupportedError, match="opened for plain decoding.*open the model with the setting"):
+        llm.pcd = "paper"
+    assert llm.pcd is None
+
+
 def only(*names: str, **changed: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     kept = {name: shape for name, shape in SHAPES.items() if name.startswith(names)}
     return {**kept, **{f"{Q}.{end}": shape for end, shape in changed.items()}}

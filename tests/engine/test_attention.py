@@ -351,7 +351,7 @@ def test_a_context_without_room_says_so(kind: str, tiny: Tiny, load: Load) -> No
         engine.attention(llm, text, TEXT[:20], [1] * 20)
 
 
-@pytest.mark.skipif(not engine.is_native(), reason="a context of the stock engine is opened with its callback")
+@pytest.mark.skipif(not engine.is_native(), reason="for the stock engine: test_stock.py")
 @pytest.mark.engine("native")
 def test_a_context_that_is_watched_already_refuses(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), False)

@@ -388,6 +388,105 @@ def test_l_is_plain_to_the_bit_beside_an_over_rotated_twin(
     assert watch.rotation is None and watch.see is None
 
 
+# -- the callback, which a context has once an operation has to be seen --------------------------------------------------
+
+
+def is_shown(llm: pypcd.Llama) -> bool:
+    return bool(llm.context_params.cb_eval)
+
+
+@pytest.mark.parametrize("setting", [False, True, WINDOW, SEPARATE], ids=str)
+def test_without_over_rotation_there_is_no_callback(setting: Any, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), setting)
+    llm.eval(TOKENS[:PROMPT])
+    llm.pcd = pypcd.PCDConfig(**WINDOW)
+    llm.eval(TOKENS[PROMPT : PROMPT + 1])
+    assert not is_shown(llm)
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen2vl"])
+@pytest.mark.parametrize("setting", [SHARED, PAPER, "attention"], ids=str)
+def test_a_context_that_is_opened_again_has_the_state_of_the_former_one(
+    setting: Any, arch: str, tiny: Tiny, load: Load
+) -> None:
+    """Texts of two sequences, what a twin saw, the numbers of threads, and who may stop an evaluation."""
+    path = tiny(arch)
+    if arch == "gemma3" and setting is PAPER and not hasattr(llama_cpp, "llama_state_seq_get_data_ext"):
+        pytest.skip("this llama.cpp does not say which position each cell of its cache holds")
+    llm = load(path, WINDOW, n_seq_max=2)
+    llm.eval(TOKENS[:PROMPT])
+    llama_cpp.llama_memory_seq_cp(llama_cpp.llama_get_memory(llm.ctx), 0, 1, 0, 30)
+    engine.set_threads(llm, 3, 5)
+    before = cells(llm)
+    if setting == "attention":
+        found = engine.attention(llm, TOKENS[:PROMPT], TOKENS[PROMPT : PROMPT + 2], [1, 1])
+        engine.rewind(llm, PROMPT, 0)
+        fresh = load(path)
+        fresh.eval(TOKENS[:PROMPT])
+        again = engine.attention(fresh, TOKENS[:PROMPT], TOKENS[PROMPT : PROMPT + 2], [1, 1])
+        assert all(np.abs(found[il] - again[il]).max() < 1e-4 for il in again) and found.keys() == again.keys()
+    else:
+        llm.pcd = pypcd.PCDConfig(**setting)
+    assert is_shown(llm) and cells(llm) == before and seqs_in_memory(llm) == [0, 1]
+    assert (llama_cpp.llama_n_threads(llm.ctx), llama_cpp.llama_n_threads_batch(llm.ctx)) == (3, 5)
+    for n in range(PROMPT, PROMPT + 3):
+        llm.eval(TOKENS[n : n + 1])
+        check_rows(llm, path, TOKENS[: n + 1])
+    assert engine.decode(llm, [(TOKENS[30], 30, 1, True)])
+    check_rows(llm, path, TOKENS[:31], row=0)
+
+
+def test_a_context_that_cannot_be_opened_again_is_as_it_was(
+    tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, llm = load(tiny("llama")), load(tiny("llama"), WINDOW)
+    for one in (plain, llm):
+        one.eval(TOKENS[:PROMPT])
+    opens = llama_cpp.llama_init_from_model
+    with monkeypatch.context() as patch:
+        patch.setattr(llama_cpp, "llama_init_from_model", lambda model, own: None if own.cb_eval else opens(model, own))
+        with pytest.raises(pypcd.UnsupportedError, match="no memory to show this context's operations.*smaller n_ctx"):
+            llm.pcd = "paper"
+    assert llm.pcd == pypcd.PCDConfig(**WINDOW) and not is_shown(llm) and cells(llm) == cells(plain)
+    llm.eval(TOKENS[PROMPT : PROMPT + 1])
+    check_rows(llm, tiny("llama"), TOKENS[: PROMPT + 1])
+
+
+@pytest.mark.parametrize("name", ["llama_init_from_model", "llama_state_set_data"])
+def test_a_context_that_is_lost_says_so(name: str, tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = load(tiny("llama"), WINDOW)
+    llm.eval(TOKENS[:PROMPT])
+    with monkeypatch.context() as patch:
+        patch.setattr(llama_cpp, name, lambda *_: None)
+        with pytest.raises(pypcd.PCDError, match="and is gone.*close the model and open it again"):
+            llm.pcd = "paper"
+    with pytest.raises(pypcd.PCDError, match="is gone"):
+        llm.eval(TOKENS[:1])
+    llm.close()
+
+
+def test_the_callback_of_another_is_left_alone(tiny: Tiny) -> None:
+    own = llama_cpp.ggml_backend_sched_eval_callback(lambda tensor, is_asking, data: not is_asking)
+
+    class Watched(pypcd.Llama):
+        @property
+        def context_params(self) -> Any:
+            params = super().context_params
+            params.cb_eval = own
+            return params
+
+        @context_params.setter
+        def context_params(self, params: Any) -> None:
+            pypcd.Llama.context_params.fset(self, params)  # type: ignore[attr-defined]
+
+    with Watched(tiny("llama"), n_ctx=256, engine="stock") as llm:
+        llm.eval(TOKENS[:PROMPT])
+        with pytest.raises(pypcd.UnsupportedError, match="a callback already.*only one"):
+            llm.pcd = "paper"
+        with pytest.raises(pypcd.UnsupportedError, match="a callback already.*only one"):
+            engine.attention(llm, TOKENS[:PROMPT], TOKENS[PROMPT : PROMPT + 2], [1, 1])
+
+
 # -- the end of the context ------------------------------------------------------------------------------------------
 
 
