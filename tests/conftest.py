@@ -356,6 +356,13 @@ def check_rows(
     check_contrast(got, c, native_row(llm, row))
 
 
+def follow(llm: pypcd.Llama, path: Path, tokens: list[int], *ends: int, **how: Any) -> None:
+    """Evaluate a text up to each of these ends; the row there is the reference's."""
+    for end in ends:
+        llm.eval(tokens[llm.n_tokens : end])
+        check_rows(llm, path, tokens[:end], **how)
+
+
 def check_contrast(got: pypcd.PCDLogits, c: pypcd.PCDConfig, seen: np.ndarray) -> None:
     """The contrast of these rows is Eq. 6, and callers see it; the excluded tokens keep L's order, behind the best."""
     assert got.local is not None

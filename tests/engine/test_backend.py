@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ import pytest
 from batches import decode_batch
 from conftest import TOKENS, Load, Tiny, check_contrast, expected, greedy, native_row, run_python
 from limits import nmse
-from test_gate0 import STOCK
+from test_gate0 import stock_rows
 from tiny_gguf import HYBRID_ARCHS, ROPE_ARCHS
 
 import pypcd
@@ -410,13 +409,8 @@ def test_with_pcd_off_every_logit_is_stock_llama_cpps_bit_for_bit(tiny: Tiny, tm
     """On this backend; the stock library has a process of its own. Beside it, one where PCD was on before."""
     common = {"n_ctx": 256, "n_batch": 32, "n_ubatch": 32, "n_threads": 1, "n_threads_batch": 1, **PLACEMENTS[HERE]}
     runs = [(arch, {**common, **kv}) for arch in ("llama", "gemma3") for kv in KV.values()]
-    (tmp_path / "cases.json").write_text(
-        json.dumps([str(tmp_path), *((str(tiny(arch, **SHAPE)), options, TOKENS) for arch, options in runs)])
-    )
-    done = run_python(STOCK, tmp_path / "cases.json", timeout=1200)
-    assert done.returncode == 0, done.stderr
-    for i, (arch, options) in enumerate(runs):
-        stock = np.load(tmp_path / f"{i}.npz")
+    found = stock_rows(tmp_path, [(tiny(arch, **SHAPE), options) for arch, options in runs])
+    for (arch, options), stock in zip(runs, found):
         llm = pypcd.Llama(tiny(arch, **SHAPE), logits_all=True, **options)
         for was_on in (False, True):
             if was_on:

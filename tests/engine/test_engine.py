@@ -18,6 +18,7 @@ from conftest import (
     close,
     contrasted,
     expected,
+    follow,
     native_row,
     rounding,
     tolerance,
@@ -83,9 +84,7 @@ def test_both_rows_are_the_references(
     arch, kwargs = SCALED.get(name, (name, {}))
     path = tiny(arch, **kwargs)
     llm = load(path, {**setting, "evaluation": evaluation}, n_batch=32, flash_attn=flash_attn)
-    for first, last in ((0, 118), (118, 119), (119, 120)):
-        llm.eval(TOKENS[first:last])
-        check_rows(llm, path, TOKENS[:last], moved=0.0 if setting.get("window") == 500 else 0.05)
+    follow(llm, path, TOKENS, 118, 119, 120, moved=0.0 if setting.get("window") == 500 else 0.05)
 
 
 CONTEXT = {"rope_freq_base": 500.0, "rope_freq_scale": 0.5}
@@ -106,8 +105,7 @@ def test_any_rotation_is_the_references(
     arch: str, setting: dict[str, Any], context: dict[str, Any], cache: str, tiny: Tiny, load: Load
 ) -> None:
     llm = load(tiny(arch), {**setting, "cache": cache}, **context)
-    llm.eval(TOKENS)
-    check_rows(llm, tiny(arch), TOKENS, moved=0.01, **context)
+    follow(llm, tiny(arch), TOKENS, len(TOKENS), moved=0.01, **context)
 
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
@@ -128,16 +126,11 @@ def test_beside_recurrent_layers_a_twin_goes_on_from_their_state_before_its_toke
     """And leaves that state as it was for the token."""
     path = tiny(arch)
     llm = load(path, {**setting, "evaluation": evaluation}, n_batch=32)
-    llm.eval(TOKENS[:100])
-    check_rows(llm, path, TOKENS[:100])
-    for n in (101, 102, 103):
-        llm.eval(TOKENS[n - 1 : n])
-        check_rows(llm, path, TOKENS[:n])
+    follow(llm, path, TOKENS, 100, 101, 102, 103)
     llm.pcd = False
     llm.eval(TOKENS[103:105])
     llm.pcd = pypcd.PCDConfig(**setting)
-    llm.eval(TOKENS[105:110])
-    check_rows(llm, path, TOKENS[:110])
+    follow(llm, path, TOKENS, 110)
     every = load(path, {**setting, "evaluation": evaluation}, logits_all=True)
     every.eval(TOKENS[:40])
     for row in (20, 30, 39):
@@ -157,18 +150,9 @@ def test_sliding_layers_agree_when_their_cache_wraps(
     """A short sliding-window cache has 256 cells here, so 400 tokens overwrite most of them."""
     tokens = (TOKENS * 4)[:400]
     for evaluation in EVALUATIONS:
-        llm = load(
-            tiny(arch),
-            {**setting, "evaluation": evaluation},
-            n_ctx=512,
-            n_batch=64,
-            n_ubatch=32,
-            swa_full=swa_full,
-        )
+        llm = load(tiny(arch), {**setting, "evaluation": evaluation}, n_ctx=512, n_ubatch=32, swa_full=swa_full)
         llm.eval(tokens[:398])
-        for n in (399, 400):
-            llm.eval(tokens[n - 1 : n])
-            check_rows(llm, tiny(arch), tokens[:n])
+        follow(llm, tiny(arch), tokens, 399, 400)
 
 
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
@@ -195,17 +179,9 @@ def test_rows_far_apart_keep_their_own_view_of_a_short_sliding_cache(
     evaluation: str, n_batch: int, n_ubatch: int, tiny: Tiny, load: Load
 ) -> None:
     """256 cells with a window of 16: when the last ubatch of a batch is stored, the first tokens' window is gone."""
-    tokens = (TOKENS * 6)[:720]
-    llm = load(
-        tiny("gemma3"),
-        {"evaluation": evaluation},
-        n_ctx=1024,
-        n_batch=n_batch,
-        n_ubatch=n_ubatch,
-        swa_full=False,
-        logits_all=True,
-    )
-    first = 720 - n_batch
+    tokens, first = (TOKENS * 6)[:720], 720 - n_batch
+    size: dict[str, Any] = {"n_ctx": 1024, "n_batch": n_batch, "n_ubatch": n_ubatch}
+    llm = load(tiny("gemma3"), {"evaluation": evaluation}, **size, swa_full=False, logits_all=True)
     llm.eval(tokens[:first])
     llm.eval(tokens[first:])
     for row in range(0, n_batch, max(5, n_batch // 8)):
@@ -299,9 +275,7 @@ def test_n_ctx_is_usable_to_its_last_token(
     llm = load(path, {"cache": cache, "evaluation": evaluation}, n_ctx=256, logits_all=logits_all)
     for pieces in ([253, 254, 255, 256], [256], [200, 256], [255, 256]):
         llm.reset()
-        for stop in pieces:
-            llm.eval(tokens[llm.n_tokens : stop])
-            check_rows(llm, path, tokens[:stop])
+        follow(llm, path, tokens, *pieces)
         with pytest.raises(ValueError, match="context of 256"):
             llm.eval([5])
         assert llm.n_tokens == 256
@@ -309,8 +283,7 @@ def test_n_ctx_is_usable_to_its_last_token(
     batch.set_batch([5], 256, True)
     assert llama_cpp.llama_decode(llm.ctx, batch.batch) == 1  # as llama.h has it: no KV slot
     llm.n_tokens = 100
-    llm.eval(tokens[100:130])
-    check_rows(llm, path, tokens[:130])
+    follow(llm, path, tokens, 130)
 
 
 # --- how a token and its twin attend ---
@@ -324,9 +297,6 @@ MODES: dict[str, dict[str, Any]] = {
     "window-all": {"evaluation": "fused", "perturbation": "none", "window": 9, "n_sink": 0},
     "turned-window": {"evaluation": "fused", "window": 9, "n_sink": 3},
 }
-HEADS = {"one-key-head": {"n_head_kv": 1}, "pairs": {"n_head_kv": 2}, "each-its-own": {"n_head_kv": 4}}
-
-
 MODELS: list[tuple[str, dict[str, Any], str]] = [
     *(("llama", {"n_head_kv": n}, mode) for mode in MODES for n in (1, 4)),
     ("llama", {"n_head_kv": 2}, "rerotated"),
@@ -350,26 +320,20 @@ def test_rows_are_the_references_on_both_sides_of_a_block(
     llm.reset()
     for first in (63, 64 * 5 - 1):
         llm.eval(TEXT[llm.n_tokens : first - 1])
-        for n in range(first, first + 4):
-            llm.eval(TEXT[n - 1 : n])
-            check_rows(llm, path, TEXT[:n])
+        follow(llm, path, TEXT, *range(first, first + 4))
 
 
 @pytest.mark.parametrize("flash_attn", [False, True])
-@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("n_head_kv", [1, 2, 4])
 @pytest.mark.parametrize("cache", CACHES)
 def test_several_rows_of_a_batch_are_the_references(
-    cache: str, heads: str, flash_attn: bool, tiny: Tiny, load: Load
+    cache: str, n_head_kv: int, flash_attn: bool, tiny: Tiny, load: Load
 ) -> None:
     """Two tokens and their twins, then five: heads of a group are the rows of a product where they are more, else tokens."""
-    path = tiny("llama", **HEADS[heads])
+    path = tiny("llama", n_head_kv=n_head_kv)
     llm = load(path, {"cache": cache}, flash_attn=flash_attn, logits_all=True)
-    n = 60
-    llm.eval(TEXT[:n])
-    for more in (2, 5):
-        llm.eval(TEXT[n : n + more])
-        n += more
-        check_rows(llm, path, TEXT[:n])
+    llm.eval(TEXT[:60])
+    follow(llm, path, TEXT, 62, 67)
 
 
 def n_nodes(llm: pypcd.Llama, pcd: Any) -> int:
@@ -401,6 +365,4 @@ def test_a_graph_with_as_many_operations_as_the_last_one_is_laid_out_anew(mode: 
     """A prompt's graph may have as many as a step's, of other kinds: ggml would put results where the prompt's were."""
     path = tiny("llama", n_head_kv=4)
     llm = load(path, {**MODES[mode], "evaluation": "fused"})
-    for more in (20, 1, 20, 2, 20, 1):
-        llm.eval(TEXT[llm.n_tokens : llm.n_tokens + more])
-        check_rows(llm, path, TEXT[: llm.n_tokens])
+    follow(llm, path, TEXT, 20, 21, 41, 43, 63, 64)

@@ -1,6 +1,4 @@
-"""Gate 0: with PCD off every logit equals stock llama.cpp's, bit for bit.
-
-Also: what cache="separate" evaluates equals what stock llama.cpp does with other frequencies."""
+"""Gate 0: with PCD off every logit equals stock llama.cpp's, bit for bit; and settings without effect change nothing."""
 
 from __future__ import annotations
 
@@ -12,14 +10,11 @@ import llama_cpp
 import numpy as np
 import pytest
 from batches import EVALUATIONS
-from conftest import F32, SMALL, TOKENS, Load, Tiny, close, greedy, native_row, run_python, shape, tolerance
+from conftest import F32, SMALL, TOKENS, Tiny, greedy, run_python
 from tiny_gguf import ARCHS, ATTENTION_ARCHS, ROPE_ARCHS
 
 import pypcd
 from pypcd import engine
-from pypcd.settings import formula
-
-# --- gate 0: off is stock, and settings without effect change nothing ---
 
 STOCK = """
 import itertools, json, os, sys
@@ -48,22 +43,25 @@ if AMX.exists and not AMX.on:  # the stock library crashes on quantised weights,
     GATE0 = {name: case for name, case in GATE0.items() if "weight_type" not in case[1]}
 
 
+def stock_rows(folder: Path, cases: list[tuple[Path, dict[str, Any]]]) -> list[Any]:
+    """All rows of TOKENS, and greedy tokens, of models with such arguments; the stock library has a process of its own."""
+    file = folder / "cases.json"
+    file.write_text(json.dumps([str(folder), *((str(path), kwargs, TOKENS) for path, kwargs in cases)]))
+    done = run_python(STOCK, file, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    return [np.load(folder / f"{i}.npz") for i in range(len(cases))]
+
+
 @pytest.fixture(scope="module")
 def stock(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """name -> (path, arguments, rows, greedy tokens) of the stock library, which has a process of its own."""
-    out = tmp_path_factory.mktemp("stock")
+    """name -> (path, arguments, rows, greedy tokens) of the stock library."""
     cases = []
     for arch, kwargs in GATE0.values():
         kwargs = {**SMALL, **kwargs}
         model = {name: kwargs.pop(name) for name in ("n_embd", "weight_type") if name in kwargs}
-        cases.append((str(tiny(arch, **model)), kwargs, TOKENS))
-    (out / "cases.json").write_text(json.dumps([str(out), *cases]))
-    done = run_python(STOCK, out / "cases.json")
-    assert done.returncode == 0, done.stderr
-    rows = [np.load(out / f"{i}.npz") for i in range(len(cases))]
-    return {
-        name: (Path(case[0]), case[1], r["rows"], r["greedy"].tolist()) for name, case, r in zip(GATE0, cases, rows)
-    }
+        cases.append((tiny(arch, **model), kwargs))
+    found = stock_rows(tmp_path_factory.mktemp("stock"), cases)
+    return {name: (*case, r["rows"], r["greedy"].tolist()) for name, case, r in zip(GATE0, cases, found)}
 
 
 @pytest.mark.parametrize("kind", ["native", "stock"])
@@ -94,29 +92,5 @@ def test_beta_0_or_a_single_token_in_play_is_stock_greedy_decoding(
 ) -> None:
     for name in ("llama", "qwen3", "llama-f32"):
         path, kwargs, _, tokens = stock[name]
-        assert (
-            greedy(pypcd.Llama(path, pcd=pypcd.PCDConfig(**{**setting, "evaluation": evaluation}), **kwargs)) == tokens
-        )
-
-
-# --- separate: a second context is llama.cpp with other frequencies, see gate 0 ---
-
-
-@pytest.mark.parametrize("flash_attn", [False, True])
-@pytest.mark.parametrize("band", ["low", "high"])
-def test_the_second_context_is_stock_with_the_table_in_the_model(
-    band: str, flash_attn: bool, tiny: Tiny, load: Load
-) -> None:
-    """A GGUF copy whose rope_freqs.weight is 1/rho, in a float16 cache as users have it."""
-    table = 1 / formula.rho(16, alpha=0.3, base_ratio=0.05, band=band)
-    llm = load(
-        tiny("llama"),
-        {"cache": "separate", "alpha": 0.3, "base_ratio": 0.05, "band": band},
-        f16=True,
-        flash_attn=flash_attn,
-    )
-    stock = load(tiny("llama", rope_freqs=tuple(table.tolist())), False, f16=True, flash_attn=flash_attn)
-    for start, stop in ((0, 100), (100, 101), (101, 119), (119, 120)):
-        llm.eval(TOKENS[start:stop])
-        stock.eval(TOKENS[start:stop])
-        close(llm.pcd_logits().local, native_row(stock), tolerance(tiny("llama"), **shape(llm)))
+        llm = pypcd.Llama(path, pcd=pypcd.PCDConfig(**setting, evaluation=evaluation), **kwargs)
+        assert greedy(llm) == tokens

@@ -16,9 +16,9 @@ import arch_checks
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Load, Tiny, close, native_row, reference, rounding, tolerance
+from conftest import F32, TOKENS, Load, Tiny, close, native_row, reference, rounding, tolerance
 from reference import contrast, rho
-from test_engine import SCALED
+from test_engine import CONTEXT, SCALED
 from tiny_gguf import ARCHS, ATTENTION_ARCHS, ROPE_ARCHS
 
 from pypcd.settings.fields import Cache
@@ -39,12 +39,9 @@ def table(n_rot: int, base_ratio: float = 1e-4) -> np.ndarray:
     return rho(n_rot, alpha=0.2, base_ratio=base_ratio)
 
 
-def engine(path: Path, *, f16: bool = False, **kwargs: Any) -> Any:
-    """A llama_cpp.Llama with a float32 cache (which leaves nothing to round) unless `f16`."""
-    types = {} if f16 else {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}
-    return llama_cpp.Llama(
-        str(path), verbose=False, logits_all=True, n_ctx=512, n_threads=2, n_gpu_layers=0, **types, **kwargs
-    )
+def engine(path: Path, **kwargs: Any) -> Any:
+    common = {"verbose": False, "logits_all": True, "n_ctx": 512, "n_threads": 2, "n_gpu_layers": 0}
+    return llama_cpp.Llama(str(path), **common, **F32, **kwargs)
 
 
 def logits(llm: Any, tokens: list[int]) -> np.ndarray:
@@ -72,22 +69,18 @@ def test_every_tiny_model_loads_speaks_and_spreads_its_logits(arch: str, tiny: T
 # --- the standard row is llama.cpp's ---
 
 
-@pytest.mark.parametrize(("arch", "kwargs"), CASES, ids=CASE_IDS)
-def test_standard_row(arch: str, kwargs: dict[str, Any], tiny: Tiny) -> None:
-    """llama_cpp.Llama keeps a full cache for sliding layers by default; a short one must work as well."""
+@pytest.mark.parametrize(
+    ("arch", "kwargs", "context"),
+    [*((*case, {}) for case in CASES), *((arch, {}, CONTEXT) for arch in ("llama", "qwen2", "gemma2", "gemma3"))],
+    ids=[*CASE_IDS, *(f"{arch}-context" for arch in ("llama", "qwen2", "gemma2", "gemma3"))],
+)
+def test_standard_row(arch: str, kwargs: dict[str, Any], context: dict[str, float], tiny: Tiny) -> None:
+    """Also with a context's own base and scale. llama_cpp.Llama keeps a full cache for sliding layers by default; a short
+    one must work as well."""
     path = tiny(arch, **kwargs)
     for options in ({}, {"swa_full": False, "n_batch": 32, "n_ubatch": 32}) if arch.startswith("gemma") else ({},):
-        rows = logits(engine(path, **options), TOKENS)
-        close(reference(path, cpu_rounding=True).standard(TOKENS), rows, rounding(path))
-
-
-@pytest.mark.parametrize("arch", ATTENTION_ARCHS)
-def test_standard_row_with_a_float16_cache(arch: str, tiny: Tiny) -> None:
-    path = tiny(arch)
-    expected = reference(path, np.float16, cpu_rounding=True).standard(TOKENS)
-    for flash_attn in (False, True):  # which rounds its sums as well
-        rows = logits(engine(path, f16=True, flash_attn=flash_attn), TOKENS)
-        close(expected, rows, tolerance(path, f16=True, flash_attn=flash_attn))
+        rows = logits(engine(path, **options, **context), TOKENS)
+        close(reference(path, cpu_rounding=True, **context).standard(TOKENS), rows, rounding(path, **context))
 
 
 @pytest.mark.parametrize("weight_type", ["F16", "Q8_0", "Q4_0"])
@@ -96,15 +89,6 @@ def test_standard_row_with_coarse_weights(weight_type: str, tiny: Tiny) -> None:
     path = tiny("llama", weight_type=weight_type)
     expected, rows = reference(path, cpu_rounding=True).standard(TOKENS), logits(engine(path), TOKENS)
     assert ((expected - rows) ** 2).mean() < 2e-3 * (expected**2).mean()
-
-
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "gemma2", "gemma3"])
-def test_standard_row_follows_the_context_base_and_scale(arch: str, tiny: Tiny) -> None:
-    path = tiny(arch)
-    override = {"rope_freq_base": 500.0, "rope_freq_scale": 0.5}
-    rows = logits(engine(path, **override), TOKENS)
-    close(reference(path, cpu_rounding=True, **override).standard(TOKENS), rows, rounding(path, **override))
-    assert np.abs(rows - reference(path).standard(TOKENS)).max() > 0.5
 
 
 # --- the twins are llama.cpp's, put together by hand ---
@@ -208,24 +192,6 @@ def test_over_rotation_moves_the_logits_but_not_where_there_is_one_key(arch: str
     assert all(np.std(a - b) > 0.1 for a, b in itertools.combinations(rows, 2))
     close(ref.twin(TOKENS, 0, rho=table), ref.standard(TOKENS[:1])[0], 1e-12)
     close(ref.twin(TOKENS, 40, rho=table, window=1, n_sink=0), ref.standard(TOKENS[40:41])[0], 1e-12)
-
-
-def test_with_one_layer_rerotated_is_separate(tiny: Tiny) -> None:
-    """They differ in the hidden states that keys are made from, which are the same below the first layer."""
-    ref = reference(tiny("llama", n_layer=1))
-    rerotated, shared, separate = (ref.twin(TOKENS, LAST, rho=table, cache=c) for c in CACHES)
-    close(rerotated, separate, 1e-12)
-    assert np.std(rerotated - shared) > 0.1
-
-
-def test_only_shared_depends_on_where_it_stands(tiny: Tiny) -> None:
-    """Rotation is relative unless key and query are rotated by different tables: the last 20 tokens, with and
-    without the positions before them, which the window hides (with one layer they leave no trace)."""
-    ref = reference(tiny("llama", n_layer=1))
-    for cache in CACHES:
-        here = ref.twin(TOKENS, LAST, rho=table, cache=cache, window=20, n_sink=0)
-        moved = ref.twin(TOKENS[-20:], 19, rho=table, cache=cache)
-        assert (np.abs(here - moved).max() < 1e-11) == (cache != "shared")
 
 
 # --- worked by hand ---

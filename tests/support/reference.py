@@ -165,16 +165,13 @@ class Trace:
 class Reference:
     """A decoder-only transformer, exact unless told to round.
 
-    `kv_dtype=np.float16` rounds as a float16 cache does: stored keys and values, and (as ggml's CPU
-    backend does without flash attention) the queries and attention weights multiplied with them.
-    `cpu_rounding=True` adds that backend's other roundings: GELU, looked up in a float16 table, and
-    activations multiplied with float16 or quantised weights.
+    `cpu_rounding=True` rounds as ggml's CPU backend does: GELU, looked up in a float16 table, and activations multiplied
+    with float16 or quantised weights.
     `rope_freq_base`, `rope_freq_scale`: a context's overrides; sliding-window layers keep the model's."""
 
     def __init__(
         self,
         path: str | Path,
-        kv_dtype: type[np.floating[Any]] | None = None,
         *,
         cpu_rounding: bool = False,
         rope_freq_base: float | None = None,
@@ -183,13 +180,10 @@ class Reference:
         reader = gguf.GGUFReader(str(path))
         self._meta = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer.")}
         self.arch: str = self._meta["general.architecture"]
-        if self.arch not in ROPE_LAYOUT:
-            raise ValueError(f"the reference has no {self.arch!r}; it has {', '.join(ROPE_LAYOUT)}")
         self._w: dict[str, Array] = {
             t.name: gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float64) for t in reader.tensors
         }
         self._types = {t.name: t.tensor_type for t in reader.tensors}
-        self.kv_dtype = kv_dtype
         self.cpu_rounding = cpu_rounding
 
         n_embd, self.n_layer = self._key("embedding_length"), self._key("block_count")
@@ -379,7 +373,7 @@ class Reference:
         """q, k rotated; mask, distance [n_queries, n_keys]; returns [n_queries, n_embd]."""
         group = self.n_head // self.n_head_kv  # consecutive query heads share a key head
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-        q, k, v = (self._round(y.transpose(1, 0, 2)) for y in (q, k, v))
+        q, k, v = (y.transpose(1, 0, 2) for y in (q, k, v))
         scores = q @ k.transpose(0, 2, 1) / math.sqrt(self.head_dim)
         scores = _soft_cap(scores, self._key("attn_logit_softcapping", 50.0 if self.arch == "gemma2" else 0.0))
         if self.arch == "bloom":
@@ -388,7 +382,6 @@ class Reference:
         p = np.exp(scores - scores.max(axis=-1, keepdims=True))
         p = p / p.sum(axis=-1, keepdims=True)
         trace.attention.append(p)
-        p = self._round(p)
         y = self._linear((p @ v).transpose(1, 0, 2).reshape(len(distance), -1), f"blk.{il}.attn_output")
         return self._norm_if(y, f"blk.{il}.post_attention_norm")
 
@@ -473,9 +466,6 @@ class Reference:
         if isinstance(pattern, list):
             return {il for il, slides in enumerate(pattern) if slides}
         return {il for il in range(self.n_layer) if pattern and il % pattern < pattern - 1}
-
-    def _round(self, x: Array) -> Array:
-        return x if self.kv_dtype is None else x.astype(self.kv_dtype).astype(np.float64)
 
     def _linear(self, x: Array, name: str) -> Array:
         kind = self._types[name + ".weight"]
