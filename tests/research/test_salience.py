@@ -15,7 +15,7 @@ from pypcd.evaluation import ModelTokenizer, Sample, task
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import interval
 from pypcd.prompt import Prompt, prompt_tokens
-from research.salience import RANKS, Reading, Vocabulary, count_ranks, measure, salience, salience_rows
+from research.salience import RANKS, Reading, Vocabulary, count_ranks, measure, salience_rows
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +24,6 @@ def vocabulary(demo: pypcd.Llama) -> Vocabulary:
 
 
 # -- ranks ------------------------------------------------------------------------------------------------------------
-
-
-def test_salience_is_the_mean_reciprocal_rank() -> None:
-    assert salience([1, 2, 4]) == pytest.approx((1 + 0.5 + 0.25) / 3)
-    assert salience([]) is None
 
 
 @given(st.lists(st.integers(1, 200)))
@@ -166,6 +161,13 @@ class Letters:
         return self.texts[token]
 
 
+def read(session: Scripted, *settings: pypcd.PCDConfig) -> list[Reading]:
+    """A question whose answer is c, without PCD and with these settings."""
+    asked = [Sample(0, Prompt(after="q"), ("c",))]
+    [readings] = measure(session, asked, {BASELINE: None, **dict(zip(["PCD"], settings))}, Letters())
+    return readings
+
+
 @pytest.mark.usefixtures("without_tokenizer")
 def test_a_quotation_mark_is_not_yet_the_answer() -> None:
     session = Scripted(
@@ -174,10 +176,7 @@ def test_a_quotation_mark_is_not_yet_the_answer() -> None:
             "pcd": [[0, 9, 9, 9, 9], [0, 5, 3, 4, -57.5]],  # given the mark, whatever it would write itself
         }
     )
-    [readings] = measure(
-        session, [Sample(0, Prompt(after="q"), ("c",))], {BASELINE: None, "PCD": pypcd.PCDConfig()}, Letters()
-    )
-    plain, mine = readings
+    plain, mine = read(session, pypcd.PCDConfig())
     assert (plain.n_skipped, mine.n_skipped) == (1, 1)
     assert (plain.rank, mine.rank) == (2, 2)  # b above; a tie with d does not count; a above
     assert (plain.gold, plain.gold_logit, mine.gold_logit) == ("c", 2.0, 4.0)
@@ -188,14 +187,11 @@ def test_a_quotation_mark_is_not_yet_the_answer() -> None:
 @pytest.mark.usefixtures("without_tokenizer")
 def test_an_excluded_gold_token_keeps_its_place_behind_the_others() -> None:
     session = Scripted({"plain": [[0, 1, 3, 2, 2.5]], "pcd": [[-57.5, 5, 3, -55.5, -55]]})
-    [[plain, mine]] = measure(
-        session, [Sample(0, Prompt(after="q"), ("c",))], {BASELINE: None, "PCD": pypcd.PCDConfig()}, Letters()
-    )
+    plain, mine = read(session, pypcd.PCDConfig())
     assert (plain.rank, mine.rank) == (3, 4) and mine.gold_logit is None
 
 
 @pytest.mark.usefixtures("without_tokenizer")
 def test_a_model_that_writes_only_marks_comes_to_an_end() -> None:
-    marks = [[9.0, 1, 1, 1, 1]] * 20
-    [[plain]] = measure(Scripted({"plain": marks}), [Sample(0, Prompt(after="q"), ("c",))], {BASELINE: None}, Letters())
+    [plain] = read(Scripted({"plain": [[9.0, 1, 1, 1, 1]] * 20}))
     assert plain.n_skipped == 8 and plain.rank == 2
