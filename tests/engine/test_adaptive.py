@@ -10,11 +10,8 @@ import c_functions
 import numpy as np
 import pytest
 import reference
-from batches import (
-    EVALUATIONS,
-    Setting,
-)
-from conftest import TOKENS, Load, Tiny, check_rows
+from batches import EVALUATIONS, Setting
+from conftest import TOKENS, Load, Tiny, follow
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -130,8 +127,7 @@ WINDOW: Setting = {"perturbation": "none", "window": 3, "n_sink": 1}
 )
 def test_rows_are_those_of_the_reference(setting: Setting, evaluation: str, tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), {**setting, **STRONG, "evaluation": evaluation})
-    llm.eval(TOKENS[:40])
-    check_rows(llm, tiny("llama"), TOKENS[:40])
+    follow(llm, tiny("llama"), TOKENS, 40)
     rows = llm.pcd_logits()
     wanted = 5 * reference.jsd(rows.standard.astype(float), rows.local.astype(float))
     assert rows.beta == pytest.approx(wanted, abs=5 * EXACT) and 0 < wanted < 5

@@ -12,7 +12,8 @@ import llama_cpp
 import numpy as np
 import pytest
 from batches import OK, Native, Setting, ask, decode_batch, decode_in, read, set_seq, turn_off, turn_on
-from conftest import TOKENS, Tiny, run_python
+from conftest import TOKENS, Tiny
+from own_process import run
 from preload import needs_preload
 
 import pypcd
@@ -118,10 +119,7 @@ def test_an_offset_between_limits_that_are_turned_around_is_none() -> None:
 # -- models that do not exist yet --------------------------------------------------------------------------------------
 
 REFUSALS = """
-import sys
-import pypcd
-
-llm = pypcd.Llama(sys.argv[1], n_ctx=256, n_threads=1, n_threads_batch=1, n_gpu_layers=0)
+llm = new(n_gpu_layers=0)
 for setting in ({}, {"cache": "shared"}, {"perturbation": "none", "window": 8}):
     refusal = pypcd.engine.pcd_refusal(llm, pypcd.PCDConfig(**setting))
     try:
@@ -154,8 +152,7 @@ CHANGED = 'changes its keys after rotating them, so a stored key cannot be rotat
 def test_a_rotation_that_is_not_followed_is_refused(
     arch: str, odd: str, said: list[str], tiny: Tiny, preload: Path
 ) -> None:
-    done = run_python(REFUSALS, tiny(arch), LD_PRELOAD=str(preload), PRELOAD_GRAPHS=odd)
-    assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
+    assert run(tiny(arch), REFUSALS, LD_PRELOAD=str(preload), PRELOAD_GRAPHS=odd, stderr="(?s).*") == said
 
 
 KINDS: list[Setting | None] = [
@@ -238,20 +235,11 @@ def test_what_only_the_stock_engine_evaluates_is_refused_and_none_chooses_it(
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 FAILING = """
-import ctypes, sys
-import pypcd
-import llama_cpp, numpy as np
-
+import ctypes
 fail_at = ctypes.CDLL(sys.argv[2]).preload_fail_at
 fail_at.restype, fail_at.argtypes = ctypes.c_long, [ctypes.c_long]
 before, after = eval(sys.argv[3])
-text = list(range(3, 33))
-
-
-def new(pcd):
-    return pypcd.Llama(sys.argv[1], pcd=pcd, n_ctx=256, n_batch=64, n_threads=1, n_threads_batch=1, flash_attn=False,
-                       type_k=0, type_v=0, n_gpu_layers=0)
-
+text, exact = list(range(3, 33)), dict(flash_attn=False, type_k=0, type_v=0, n_gpu_layers=0)
 
 def rows(llm, n):
     llm.eval(text[llm.n_tokens : n])
@@ -260,15 +248,14 @@ def rows(llm, n):
     got = llm.pcd_logits()
     return got.standard, got.local
 
-
 wanted = {}
 for name, setting in (("before", before), ("after", after)):
-    llm = new(setting)
+    llm = new(pcd=setting, **exact)
     wanted[name] = llm.pcd, rows(llm, 21)
     llm.close()
 n_failed, n = 0, 0
 while True:
-    llm = new(before)
+    llm = new(pcd=before, **exact)
     llm.eval(text[:20])
     fail_at(n)
     try:
@@ -291,7 +278,6 @@ while True:
         break
     n += 1 + n // 8
 assert n_failed > 1, n_failed
-print("ok")
 """
 
 
@@ -311,5 +297,4 @@ def test_whichever_allocation_fails_a_change_holds_whole_or_not_at_all(
     before: Any, after: Any, tiny: Tiny, preload: Path
 ) -> None:
     before, after = (one if one is False else pypcd.PCDConfig(**one).as_dict() for one in (before, after))
-    done = run_python(FAILING, tiny("llama"), preload, repr((before, after)), LD_PRELOAD=str(preload))
-    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+    run(tiny("llama"), FAILING, preload, repr((before, after)), LD_PRELOAD=str(preload), stderr="(?s).*")

@@ -319,27 +319,24 @@ def test_an_error_in_the_callback_is_raised(kind: str, tiny: Tiny, load: Load, m
     llm.eval(TEXT[N_PAST:])
 
 
-@engines
-@pytest.mark.parametrize(("arch", "heads"), [("mamba", None), ("llama", {3: [0]}), ("gemma2", {0: [0]})])
-def test_layers_that_are_not_there_are_refused(arch: str, heads: Any, kind: str, tiny: Tiny, load: Load) -> None:
-    llm = load(tiny(arch), False, engine=kind)
+def read_in_c(llm: pypcd.Llama, heads: dict[int, list[int]]) -> np.ndarray:
+    return c_functions.attention(llm, N_PAST, TEXT[N_PAST:], [(il, h) for il, some in heads.items() for h in some])
+
+
+@pytest.mark.parametrize("how", [*ENGINES, *(["C"] if engine.is_native() else [])])
+@pytest.mark.parametrize(
+    ("arch", "heads", "said"),
+    [
+        *((arch, heads, "the attention of this model cannot be read in this context")
+          for arch, heads in (("mamba", {0: [0]}), ("llama", {3: [0]}), ("gemma2", {0: [0]}))),
+        ("llama", {1: [9]}, r"layer 1 of this model has 4 heads, so its heads? \[?9\]? cannot be read"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_refused(arch: str, heads: Any, said: str, how: str, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny(arch), False, engine="native" if how == "C" else how)
     llm.eval(TEXT[:N_PAST])
-    with pytest.raises(UnsupportedError, match="the attention of this model cannot be read in this context"):
-        read(llm, heads)
-
-
-@native
-def test_in_c_they_are_refused_too(tiny: Tiny, load: Load) -> None:
-    for arch, heads, said in (
-        ("mamba", [(0, 0)], "the attention of this model cannot be read in this context"),
-        ("llama", [(3, 0)], "the attention of this model cannot be read in this context"),
-        ("gemma2", [(0, 0)], "the attention of this model cannot be read in this context"),
-        ("llama", [(1, 9)], "layer 1 of this model has 4 heads, so its head 9 cannot be read"),
-    ):
-        llm = load(tiny(arch), False)
-        llm.eval(TEXT[:N_PAST])
-        with pytest.raises(UnsupportedError, match=said):
-            c_functions.attention(llm, N_PAST, TEXT[N_PAST:], heads)
+    with pytest.raises(UnsupportedError, match=said):
+        (read_in_c if how == "C" else read)(llm, heads)
 
 
 @engines

@@ -28,7 +28,7 @@ from batches import (
     turn_off,
     turn_on,
 )
-from conftest import TOKENS, Load, Tiny, check_rows, close, native_row, rounding
+from conftest import TOKENS, Load, Tiny, check_rows, close, follow, native_row, rounding
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import bits
@@ -44,18 +44,12 @@ N = 20  # tokens of a prompt
 EXACT = 1e-5  # bits: cpp/formulas/strength.cpp computes to about 1e-6 of log2(n_vocab), and n_vocab is below 2^10 here
 
 
-def check_plain(context: Any, seen: np.ndarray, i: int = -1) -> None:
-    """Row i is L, and says so."""
-    standard, over, contrasted = (_native.pcd_get_logits_ith(context.ctx, i, which) for which in range(3))
-    n = len(seen)
-    assert np.array_equal(read(standard, n), seen) and np.array_equal(read(contrasted, n), seen) and not over
-    assert math.isnan(_native.pcd_get_strength_ith(context.ctx, i))
-
-
-def check_plain_as(stock: pypcd.Llama, llm: pypcd.Llama) -> None:
-    """Plain, and stock's to the bit."""
-    check_plain(llm, native_row(llm))
-    assert np.array_equal(native_row(llm), native_row(stock))
+def check_plain(llm: pypcd.Llama, wanted: np.ndarray, i: int = -1) -> None:
+    """Row i is L, to the bit, and says so."""
+    standard, over, contrasted = (_native.pcd_get_logits_ith(llm.ctx, i, which) for which in range(3))
+    rows = [native_row(llm, i), *(read(row, len(wanted)) for row in (standard, contrasted))]
+    assert np.array_equal(rows, [wanted] * 3) and not over
+    assert math.isnan(_native.pcd_get_strength_ith(llm.ctx, i))
 
 
 def eval_to(end: int, *models: pypcd.Llama) -> None:
@@ -76,15 +70,13 @@ def test_rows_are_plain_to_the_bit_before_and_the_references_after(
     llm, stock = load(path, {"cache": cache, "evaluation": evaluation, "min_context": FLOOR}), load(path, False)
     for end in range(10, FLOOR):
         eval_to(end, llm, stock)
-        check_plain_as(stock, llm)
+        check_plain(llm, native_row(stock))
         rows = llm.pcd_logits()
         assert rows.local is None and rows.beta is None
     stats = llm.pcd_stats()
     assert stats.n_twins == stats.n_fallbacks == 0
     assert stats.n_tokens == stats.n_skipped == FLOOR - 10
-    for end in (FLOOR, FLOOR + 1, FLOOR + 8):
-        eval_to(end, llm)
-        check_rows(llm, path, TOKENS[:end])
+    follow(llm, path, TOKENS, FLOOR, FLOOR + 1, FLOOR + 8)
     assert llm.pcd_stats().n_twins == 3 and llm.pcd_stats().n_skipped == FLOOR - 10
 
 
@@ -108,19 +100,16 @@ def test_a_prompt_that_crosses_it(cache: str, evaluation: str, tiny: Tiny, load:
 def test_a_rewind_goes_back_below_it_and_so_does_a_state(cache: str, tiny: Tiny, load: Load) -> None:
     path, setting = tiny("llama"), {"cache": cache, "min_context": FLOOR}
     llm, other, stock = load(path, setting), load(path, setting), load(path, False)
-    eval_to(30, llm)
-    check_rows(llm, path, TOKENS[:30])
+    follow(llm, path, TOKENS, 30)
     engine.rewind(llm, 0)
     llm.n_tokens = 0
     eval_to(20, llm, stock)
     assert np.array_equal(native_row(llm), native_row(stock))
     other.load_state(llm.save_state())
-    eval_to(40, llm)
-    check_rows(llm, path, TOKENS[:40])
+    follow(llm, path, TOKENS, 40)
     eval_to(22, other)
     check_plain(other, native_row(other))
-    eval_to(30, other)
-    check_rows(other, path, TOKENS[:30])
+    follow(other, path, TOKENS, 30)
 
 
 # -- min_entropy -------------------------------------------------------------------------------------------------------
@@ -358,8 +347,7 @@ def test_an_answer_before_min_context_stays_plain_to_its_end(tiny: Tiny, load: L
     for end in (N, *range(N + 1, N + 10)):
         eval_to(end, llm, stock)
         check_plain(llm, native_row(stock))
-    eval_to(N + 14, llm)  # text: what follows is another answer
-    check_rows(llm, tiny("llama"), TOKENS[: N + 14])
+    follow(llm, tiny("llama"), TOKENS, N + 14)  # text: what follows is another answer
 
 
 SEQ = st.integers(0, 2)

@@ -8,15 +8,9 @@ import sys
 from typing import Any
 
 import pytest
-from batches import (
-    Context,
-    Native,
-    check_row,
-    decode_in,
-    turn_off,
-    turn_on,
-)
-from conftest import SANITIZED, TOKENS, Tiny, run_python
+from batches import Context, Native, check_row, decode_in, turn_off, turn_on
+from conftest import SANITIZED, TOKENS, Tiny
+from own_process import run
 
 from pypcd.engine import _bindings as _native
 
@@ -33,6 +27,7 @@ def derived(context: Context) -> int:
 def test_what_was_decoded_under_another_setting_is_derived_and_nothing_else(
     arch: str, n_caches: int, native: Native
 ) -> None:
+    """Another one by its table: what is no part of that derives nothing."""
     context, fresh, stock = native(arch, {}), native(arch, {}), native(arch)
     decode_in((context, fresh, stock), TOKENS[:40])
     for n, between in enumerate((None, {"cache": "shared"}, {"perturbation": "none", "window": 8, "alpha": 0.4})):
@@ -43,15 +38,9 @@ def test_what_was_decoded_under_another_setting_is_derived_and_nothing_else(
         decode_in((context, fresh, stock), TOKENS[42 + 3 * n : 43 + 3 * n])
         assert derived(context) - before == 2 * n_caches
         check_row(context, stock, fresh)
+    turn_on(context, {"beta": 1.0, "gamma": 5, "window": 20, "evaluation": "alternate"})
+    decode_in([context], TOKENS[60:61])
     assert context.stats.n_derived == 3 and derived(fresh) == 0
-
-
-def test_what_is_no_part_of_the_table_derives_nothing(native: Native) -> None:
-    context = native("llama", {"alpha": 0.3})
-    decode_in([context], TOKENS[:50])
-    turn_on(context, {"alpha": 0.3, "beta": 1.0, "gamma": 5, "window": 20, "evaluation": "alternate"})
-    decode_in([context], TOKENS[50:51])
-    assert derived(context) == 0
 
 
 # --- memory ---
@@ -109,12 +98,9 @@ def test_assigning_a_setting_frees_what_it_does_not_need(tiny: Tiny, load: Any) 
 # --- too little memory ---
 
 SQUEEZED = """
-import re, resource, sys
-import numpy as np
-import pypcd
-
-llm = pypcd.Llama(sys.argv[1], pcd="paper:type_k_over=f16", n_ctx=65536, n_batch=2, n_threads=1, n_threads_batch=1,
-                  flash_attn=False, type_k=0, type_v=0, n_gpu_layers=0)
+import re, resource
+exact = dict(flash_attn=False, type_k=0, type_v=0, n_gpu_layers=0)
+llm = new(pcd="paper:type_k_over=f16", n_ctx=65536, n_batch=2, **exact)
 text = list(range(3, 23))
 llm.eval(text)
 
@@ -156,11 +142,10 @@ attempt("f32", 20, off=True)
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the process's memory, and reads it in /proc")
 def test_second_keys_of_another_type_fit_beside_the_former_ones_or_these_stay(tiny: Tiny) -> None:
     """Unless PCD is off: then the former ones are freed first, and a failure leaves it off."""
-    result = run_python(SQUEEZED, tiny("llama", n_embd=512))  # 3 layers, 65536 cells, 2 heads of 128
-    assert result.returncode == 0, result.stdout + result.stderr
+    lines = run(tiny("llama", n_embd=512), SQUEEZED, stderr="(?s).*")  # 3 layers, 65536 cells, 2 heads of 128
     refused = "the second keys need another 192 MiB"
     beside = f"{refused} beside those in force | turn PCD off before this change, which then frees them"
-    assert result.stdout.splitlines() == [
+    assert lines == [
         beside,
         "96 MiB 0 derived right",
         "192 MiB 21 derived right",
@@ -169,4 +154,4 @@ def test_second_keys_of_another_type_fit_beside_the_former_ones_or_these_stay(ti
         "96 MiB 0 derived right",
         f"{refused} |",
         "0 MiB plain",
-    ], result.stdout
+    ]

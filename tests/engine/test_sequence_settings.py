@@ -27,8 +27,8 @@ from batches import (
     turn_off,
     turn_on,
 )
-from conftest import TOKENS, Tiny, close, tolerance, turn
-from hypothesis import given, settings
+from conftest import TOKENS, close, tolerance, turn
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pypcd
@@ -232,16 +232,13 @@ def plausible(context: Context, seq: int) -> int | None:
     return None if row is None else int(np.isfinite(row).sum())
 
 
-ARCHS = ["llama", "gemma3", "lfm2"]  # one cache; two; one beside recurrent layers
-
-
-@settings(max_examples=25)
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "lfm2"])  # one cache; two; one beside recurrent layers
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_settings_follow_any_order_of_edits(data: st.DataObject, many: Context) -> None:
+def test_settings_follow_any_order_of_edits(arch: str, data: st.DataObject, native: Native) -> None:
     """Against a dictionary."""
-    memory, is_recurrent = many.memory, llama_cpp.llama_model_is_hybrid(llama_cpp.llama_get_model(many.ctx))
-    llama_cpp.llama_memory_clear(memory, True)
-    turn_on(many, {})
+    many, is_recurrent = native(arch, {}, n_seq_max=4), arch == "lfm2"
+    memory = many.memory
     own: dict[int, int | None] = {}
     partial = [] if is_recurrent else ["cp-part", "rewind"]
     edits = st.sampled_from(["set", "off", "unset", "cp", "rm", "rm-all", "keep", "clear", "pcd", *partial])
@@ -285,17 +282,6 @@ def test_settings_follow_any_order_of_edits(data: st.DataObject, many: Context) 
             turn_off(many)
             turn_on(many, {})
         assert [plausible(many, seq) for seq in range(4)] == [own.get(seq, 30) for seq in range(4)]
-
-
-@pytest.fixture(scope="module", params=ARCHS)
-def many(request: pytest.FixtureRequest, tiny: Tiny) -> Any:
-    path = tiny(request.param)
-    model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
-    context = Context(model, path, {}, n_seq_max=4)
-    context.arch = request.param
-    yield context
-    llama_cpp.llama_free(context.ctx)
-    llama_cpp.llama_model_free(model)
 
 
 # --- indices of rows ---

@@ -30,9 +30,10 @@ from batches import (
     set_seq,
     turn_on,
 )
-from conftest import SANITIZED, TOKENS, Load, Tiny, close, contrasted, run_python
+from conftest import SANITIZED, TOKENS, Load, Tiny, close, contrasted
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from own_process import run
 from tiny_gguf import write_tiny_gguf
 
 import pypcd
@@ -288,12 +289,10 @@ def test_states_of_a_hybrid_go_into_contexts_with_and_without_room_for_twins(nat
 
 
 EXHAUSTED = """
-import ctypes, resource, sys
-import pypcd, llama_cpp
+import resource
 from pypcd.engine import _bindings, _log
-from pypcd.engine._native import native_params
-path, evaluation, n, spare = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-llm = pypcd.Llama(path, pcd=f"paper:evaluation={evaluation}", n_ctx=1024, n_batch=1024, n_gpu_layers=0, n_threads=1, n_threads_batch=1)
+n, spare = int(sys.argv[3]), int(sys.argv[4])
+llm = new(pcd=f"paper:evaluation={sys.argv[2]}", n_ctx=1024, n_batch=1024, n_gpu_layers=0)
 memory = llama_cpp.llama_get_memory(llm.ctx)
 batch = llama_cpp.llama_batch_init(1024, 0, 1)
 def decode(first, n, outputs):
@@ -330,9 +329,8 @@ def test_no_exception_leaves_llama_decode_where_memory_runs_out(
     """Rows for 900 tokens of a vocabulary of 10496 do not fit: a status, a line in the log, and the memory as it was. Where it runs out, in
     llama.cpp, in ours or behind both, is by how much there is."""
     path = write_tiny_gguf(tmp_path / "m.gguf", "llama", n_vocab=10496)
-    done = run_python(EXHAUSTED, path, evaluation, 900, mib)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.startswith(f"-2 19 None {why}") and len(done.stdout.split()) > 3, done.stdout
+    said = "\n".join(run(path, EXHAUSTED, evaluation, 900, mib, stderr="(?s).*"))
+    assert said.startswith(f"-2 19 None {why}") and len(said.split()) > 3, said
 
 
 # --- the rule ---

@@ -19,6 +19,7 @@ from reference import behind, contrast
 
 import pypcd
 from pypcd.engine import _bindings as _native
+from pypcd.engine._calls import batch_of
 from pypcd.engine._native import native_params
 
 CACHES, EVALUATIONS = ["rerotated", "shared"], ["fused", "alternate"]
@@ -186,18 +187,8 @@ def set_seq(context: Context, seq: int, setting: Setting | None) -> tuple[int, s
 
 def decode_batch(context: Context | pypcd.Llama, entries: Sequence[tuple[int, int, list[int], bool]]) -> int:
     """(token, position, sequences, whether its logits are wanted)"""
-    n, int32 = len(entries), ctypes.c_int32
-    tokens, positions, sequences, wanted = zip(*entries)
-    batch = llama_cpp.llama_batch(
-        n,
-        (int32 * n)(*tokens),
-        None,
-        (int32 * n)(*positions),
-        (int32 * n)(*map(len, sequences)),
-        (ctypes.POINTER(int32) * n)(*((int32 * len(s))(*s) for s in sequences)),
-        (ctypes.c_int8 * n)(*wanted),
-    )
-    return llama_cpp.llama_decode(context.ctx, batch)
+    with batch_of(entries) as batch:
+        return llama_cpp.llama_decode(context.ctx, batch)
 
 
 def check_seen(context: Context, i: int, setting: Setting) -> None:

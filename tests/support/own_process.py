@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from conftest import run_python
 
@@ -21,8 +22,9 @@ PRELUDE = """if True:
 """
 
 
-def run(path: Path, code: str, stderr: str = "") -> list[str]:
+def run(path: Path, code: str, *args: Any, stderr: str = "", **environment: str) -> list[str]:
     """The lines that a process prints; it ends by itself, with status 0, and on stderr says nothing, or what matches."""
-    done = run_python(PRELUDE + "".join(f"    {line}\n" for line in code.strip().splitlines()), path)
+    code = PRELUDE + "".join(f"    {line}\n" for line in code.strip().splitlines())
+    done = run_python(code, path, *args, **environment)
     assert done.returncode == 0 and re.fullmatch(stderr, done.stderr), (done.returncode, done.stdout, done.stderr)
     return done.stdout.splitlines()
