@@ -11,13 +11,14 @@ import gguf
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Load, Tiny, check_rows, close, native_row, rounding
+from conftest import TOKENS, Load, Tiny, close, follow, native_row, rounding
+from tiny_gguf import write_lora
 
 import pypcd
 
 ALPHA, SCALE = 6.0, 0.5
 Q, DOWN, EMBD = "blk.0.attn_q.weight", "blk.1.ffn_down.weight", "token_embd.weight"
-SHAPES: dict[str, tuple[int, ...]] = {  # of numpy: rows, columns
+SHAPES: dict[str, tuple[int, ...]] = {
     f"{Q}.lora_a": (4, 64),
     f"{Q}.lora_b": (64, 4),
     f"{DOWN}.lora_a": (2, 128),
@@ -25,32 +26,6 @@ SHAPES: dict[str, tuple[int, ...]] = {  # of numpy: rows, columns
     f"{EMBD}.lora_a": (384, 3),  # of embeddings both are transposed
     f"{EMBD}.lora_b": (64, 3),
 }
-
-
-def write_lora(
-    path: Path,
-    arch: str = "llama",
-    *,
-    kind: str = "adapter",
-    method: str = "lora",
-    alpha: float = ALPHA,
-    shapes: dict[str, tuple[int, ...]] = SHAPES,
-) -> dict[str, np.ndarray]:
-    """A random LoRA; its matrices."""
-    rng, w = np.random.default_rng(5), gguf.GGUFWriter(str(path), arch)
-    w.add_string("general.type", kind)
-    w.add_string("adapter.type", method)
-    w.add_float32("adapter.lora.alpha", alpha) if isinstance(alpha, float) else w.add_uint32(
-        "adapter.lora.alpha", alpha
-    )
-    made = {name: (0.15 * rng.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
-    for name, tensor in made.items():
-        w.add_tensor(name, tensor)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    return made
 
 
 def merged(model: Path, lora: dict[str, np.ndarray], path: Path) -> Path:
@@ -67,22 +42,17 @@ def merged(model: Path, lora: dict[str, np.ndarray], path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("pcd", "engine"),
-    [
-        ({}, "native"),
-        ({"window": 16, "perturbation": "none"}, "native"),
-        ({"cache": "shared"}, "stock"),
-    ],
+    [({}, "native"), ({"window": 16, "perturbation": "none"}, "native"), ({"cache": "shared"}, "stock")],
     ids=str,
 )
 def test_rows_are_those_of_the_merged_weights(
     pcd: dict[str, Any], engine: str, tmp_path: Path, tiny: Tiny, load: Load
 ) -> None:
     """The merged model in float64, with PCD; and the merged model in llama.cpp, without."""
-    lora = write_lora(tmp_path / "lora.gguf")
+    lora = write_lora(tmp_path / "lora.gguf", SHAPES, alpha=ALPHA)
     whole = merged(tiny("llama"), lora, tmp_path / "merged.gguf")
     llm = load(tiny("llama"), pcd, engine=engine, lora_path=str(tmp_path / "lora.gguf"), lora_scale=SCALE)
-    llm.eval(TOKENS[:60])
-    check_rows(llm, whole, TOKENS[:60])
+    follow(llm, whole, TOKENS, 60)
     llm.pcd = False
     llm.reset()
     llm.eval(TOKENS[:60])
@@ -95,13 +65,12 @@ def test_rows_are_those_of_the_merged_weights(
 
 def test_a_second_context_which_would_not_have_it_is_refused(tmp_path: Path, tiny: Tiny, load: Load) -> None:
     """Before it is opened, and at the next row if the LoRA comes later; other contexts are not concerned."""
-    write_lora(tmp_path / "lora.gguf")
+    write_lora(tmp_path / "lora.gguf", SHAPES)
     llm = load(tiny("llama"), False, engine="stock", lora_path=str(tmp_path / "lora.gguf"))
     with pytest.raises(pypcd.UnsupportedError, match="does not have the LoRA or control vector of this one"):
         llm.pcd = "paper:cache=separate"
     other = load(tiny("llama"), "paper:cache=separate", engine="stock")
-    other.eval(TOKENS[:60])
-    check_rows(other, tiny("llama"), TOKENS[:60])
+    follow(other, tiny("llama"), TOKENS, 60)
     vector = (ctypes.c_float * 128)(*[1.0] * 128)
     assert llama_cpp.llama_set_adapter_cvec(other.ctx, vector, 65, 65, 1, 2) != 0, "rows of this model have 64 numbers"
     other.eval(TOKENS[60:61])
@@ -142,9 +111,9 @@ def test_a_lora_that_does_not_fit_is_missing_or_is_cut_is_refused(tmp_path: Path
     """With llama.cpp's reason; llama_cpp goes on without it."""
     wanted = {}
     for name, (kwargs, reason) in WRONG.items():
-        write_lora(tmp_path / f"{name}.gguf", **kwargs)
+        write_lora(tmp_path / f"{name}.gguf", **{"shapes": SHAPES, **kwargs})
         wanted[tmp_path / f"{name}.gguf"] = reason
-    write_lora(tmp_path / "lora.gguf")
+    write_lora(tmp_path / "lora.gguf", SHAPES)
     (tmp_path / "cut.gguf").write_bytes((tmp_path / "lora.gguf").read_bytes()[:-400])
     wanted[tmp_path / "cut.gguf"] = ".*not within the file bounds"
     wanted[tmp_path / "nowhere.gguf"] = ".*No such file"

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 from conftest import Load, Tiny
-from tiny_gguf import write_tiny_gguf
+from tiny_gguf import write_lora, write_tiny_gguf
 
 import pypcd
 from pypcd import engine
@@ -100,24 +99,15 @@ def test_only_what_is_equal_is_read_back(tiny: Tiny, load: Load, cache: PromptCa
 def test_a_lora_is_known_by_its_content_as_it_was_opened(
     tiny: Tiny, load: Load, cache: PromptCache, tmp_path: Path
 ) -> None:
-    path, rng = tmp_path / "lora.gguf", np.random.default_rng(5)
+    path, q = tmp_path / "lora.gguf", "blk.0.attn_q.weight"
 
-    def write() -> None:
-        w = gguf.GGUFWriter(str(path), "llama")
-        w.add_string("general.type", "adapter")
-        w.add_string("adapter.type", "lora")
-        w.add_float32("adapter.lora.alpha", 1.0)
-        for name, shape in (("lora_a", (4, 64)), ("lora_b", (64, 4))):
-            w.add_tensor(f"blk.0.attn_q.weight.{name}", rng.standard_normal(shape).astype(np.float32))
-        w.write_header_to_file()
-        w.write_kv_data_to_file()
-        w.write_tensors_to_file()
-        w.close()
+    def write(seed: int) -> None:
+        write_lora(path, {f"{q}.lora_a": (4, 64), f"{q}.lora_b": (64, 4)}, seed=seed)
         os.utime(path, ns=(0, 10**18))
 
-    write()
+    write(1)
     first = load(tiny(), False, lora_path=str(path), **LARGE)
-    write()  # another of the same size and date
+    write(2)  # another of the same size and date
     read(first, cache)
     second = load(tiny(), False, lora_path=str(path), **LARGE)
     assert cache.restore(second, TEXT) == 0, "what the first one read is not the second one's"

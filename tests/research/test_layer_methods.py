@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from conftest import TOKENS, Tiny, close, native_row, reference, rounding, tolerance
 from reference import Heads
-from tiny_gguf import ARCHS, ROPE_ARCHS
+from tiny_gguf import ARCHS, ROPE_ARCHS, finish
 
 import pypcd
 from pypcd import engine
@@ -178,10 +178,7 @@ def test_a_heads_matrix_and_bias_may_be_quantised_and_in_any_part_of_a_model(tmp
             kind = gguf.GGMLQuantizationType.Q8_0 if name == "output.weight" else None
             data = tensor if kind is None else gguf.quants.quantize(tensor, kind)
             writer.add_tensor(name, data, raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        finish(writer)
     found = read_head(str(tmp_path / "m-00001-of-00002.gguf"))
     scale = np.abs(matrix).max(axis=1, keepdims=True) / 127  # of Q8_0, one for each row of 32
     assert np.abs(found[0] - matrix).max() < 0.51 * scale.max() and np.array_equal(found[1], bias)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+from tiny_gguf import finish
 
 N_EMBD, N_FF, SIZE, PATCH = 32, 64, 28, 7
 
@@ -57,10 +58,7 @@ def write_projector(path: Path) -> Path:
     add("mm.0.bias", 64)
     add("mm.2.weight", 64, 64)
     add("mm.2.bias", 64)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    finish(w)
     return path
 
 

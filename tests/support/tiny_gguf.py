@@ -1,6 +1,6 @@
 """Tiny random GGUF models, one per kind of position encoding, written in a few milliseconds.
 
-    write_tiny_gguf("m.gguf", "qwen2", seed=1, yarn=(4.0, 64))
+    write_tiny_gguf(Path("m.gguf"), "qwen2", seed=1, yarn=(4.0, 64))
 
 The weights are random but scaled: logits have a standard deviation of about 2 and attention is far from
 uniform, so that rotating a key by a wrong angle moves the logits by tenths, not by rounding errors.
@@ -74,18 +74,17 @@ ATTENTION_ARCHS = [a for a, s in ARCHS.items() if not s.recurrent]
 
 
 def write_tiny_gguf(
-    path: str | Path,
+    path: Path,
     arch: str = "llama",
     *,
     seed: int = 0,
-    n_vocab: int = 384,
+    n_vocab: int = 384,  # at least 300: 3 special tokens, 256 bytes, letters
     n_embd: int = 64,
     n_layer: int | None = None,
     n_head: int = 4,
     n_head_kv: int | None = None,
     n_ff: int = 128,
     rope_freq_base: float = 10000.0,
-    rope_freq_base_swa: float = 1000.0,  # gemma3 only
     rope_freqs: Sequence[float] | np.ndarray | None = None,  # llama only: divides theta; n_rot / 2 values
     yarn: tuple[float, int] | None = None,  # (factor, original context)
     longrope: int | None = None,  # llama only: the original context; a longer one gets slower rotation
@@ -105,13 +104,8 @@ def write_tiny_gguf(
     n_head_kv = n_head_kv or (n_head if not spec.gated or arch == "t5" else n_head // 2)
     head_dim = n_embd // n_head
     n_rot = MLA_ROT if arch == "deepseek2" else int(head_dim * spec.rotary)
-    if rope_freqs is not None and arch != "llama":
-        raise ValueError(f"llama.cpp reads rope_freqs.weight for llama, not for {arch}")
-    if sliding_window is not None and not spec.swa_pattern:
-        raise ValueError(f"{arch} has no sliding-window layers")
 
-    out = Path(path)
-    w = _Writer(out, arch, weight_type, seed)
+    w = _Writer(path, arch, weight_type, seed)
     kv = w.gguf
     kv.add_context_length(n_ctx_train)
     kv.add_embedding_length(n_embd)
@@ -169,7 +163,7 @@ def write_tiny_gguf(
         kv.add_sliding_window(sliding_window or 16)
         kv.add_sliding_window_pattern([spec.swa_pattern[i % len(spec.swa_pattern)] for i in range(n_layer)])
     if arch == "gemma3":
-        kv.add_rope_freq_base_swa(rope_freq_base_swa)
+        kv.add_rope_freq_base_swa(1000.0)
     if arch == "gemma2":  # low enough to bend tiny logits; a 9B model has 50 and 30
         kv.add_attn_logit_softcapping(5.0)
         kv.add_final_logit_softcapping(8.0)
@@ -236,8 +230,38 @@ def write_tiny_gguf(
         output = w.normal(n_vocab, n_embd, 2 / math.sqrt(n_embd))
         output[:3] *= 0.1
         w.add("output.weight", output)
-    w.close()
-    return out
+    finish(kv)
+    return path
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write what it was given."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_lora(
+    path: Path,
+    shapes: dict[str, tuple[int, ...]],
+    arch: str = "llama",
+    *,
+    kind: str = "adapter",
+    method: str = "lora",
+    alpha: float = 1.0,
+    seed: int = 5,
+) -> dict[str, np.ndarray]:
+    """A random LoRA; its matrices, which have numpy's shapes: rows, columns."""
+    rng, w = np.random.default_rng(seed), gguf.GGUFWriter(str(path), arch)
+    w.add_string("general.type", kind)
+    w.add_string("adapter.type", method)
+    w.add_float32("adapter.lora.alpha", alpha)
+    made = {name: (0.15 * rng.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
+    for name, tensor in made.items():
+        w.add_tensor(name, tensor)
+    finish(w)
+    return made
 
 
 def _add_attention(w: _Writer, block: str, spec: Arch, n_embd: int, n_head: int, n_head_kv: int, head_dim: int) -> None:
@@ -329,12 +353,6 @@ class _Writer:
         else:
             self.gguf.add_tensor(name, tensor)
 
-    def close(self) -> None:
-        self.gguf.write_header_to_file()
-        self.gguf.write_kv_data_to_file()
-        self.gguf.write_tensors_to_file()
-        self.gguf.close()
-
 
 def _pieces() -> Iterator[str]:
     """Letters, then syllables, then pairs of syllables: SentencePiece reaches each by merging two pieces."""
@@ -347,8 +365,6 @@ def _pieces() -> Iterator[str]:
 
 def _add_tokenizer(kv: gguf.GGUFWriter, n_vocab: int, defined: Sequence[str]) -> None:
     """SentencePiece ('llama'): <unk> <s> </s>, the 256 bytes, then pieces, the last of which are `defined`, read wherever they stand."""
-    if n_vocab < 300:
-        raise ValueError(f"n_vocab must be at least 300 (3 special tokens, 256 bytes, letters), not {n_vocab}")
     kind = gguf.TokenType
     pieces = [*itertools.islice(_pieces(), n_vocab - 259 - len(defined)), *defined]
     kv.add_tokenizer_model("llama")
