@@ -85,24 +85,20 @@ def test_a_contrasted_row_lives_until_the_next_decode(combine: bool, native: Nat
 
 def test_the_rows_of_a_long_prompt_are_freed(native: Native) -> None:
     context, n = native("llama", {}), 60
-    row = 4 * context.n_vocab
-
-    def row_bytes() -> int:
-        return context.stats.row_bytes
-
+    all_rows = 2 * n * 4 * context.n_vocab
     decode_in([context], TOKENS[:n], out=range(n))
-    assert row_bytes() >= 2 * n * row
+    assert context.stats.row_bytes >= all_rows
     turn_off(context)
-    assert context.rows(5) and row_bytes() >= 2 * n * row, "rows live until the next decode"
+    assert context.rows(5) and context.stats.row_bytes >= all_rows, "rows live until the next decode"
     decode_in([context], TOKENS[n : n + 1])
-    assert row_bytes() == 0
+    assert context.stats.row_bytes == 0
     turn_on(context, {})
     decode_in([context], TOKENS[:n], n + 1, out=range(n))
     _native.pcd_trim(context.ctx)
-    assert context.rows(5) and row_bytes() >= 2 * n * row
+    assert context.rows(5) and context.stats.row_bytes >= all_rows
     turn_off(context)
     _native.pcd_trim(context.ctx)
-    assert row_bytes() == 0 and not _native.pcd_get_logits_ith(context.ctx, 5, _native.ROW_STANDARD)
+    assert context.stats.row_bytes == 0 and not _native.pcd_get_logits_ith(context.ctx, 5, _native.ROW_STANDARD)
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import llama_cpp
 import numpy as np
 import pytest
 from batches import OK, Native, Setting, decode_batch, set_seq, turn_off, turn_on
-from conftest import TOKENS, close, tolerance
+from conftest import TOKENS, close, flash, tolerance
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
@@ -27,7 +27,7 @@ SETTINGS: dict[str, Setting] = {
 }
 
 
-FLASH = {"flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED}
+FLASH = flash(True)
 SHORT_TEXT = 30
 FORMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     **{name: ("llama", name, {}) for name in SETTINGS},

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
-from batches import (
-    EVALUATIONS,
-    TWINS,
-    WAYS,
-    Abort,
-    Context,
-    Native,
-    ask,
-    check_row,
-    decode_in,
-    same_rows,
-    turn_on,
-)
-from conftest import TOKENS, Load, Tiny, check_contrast, close, native_row
+from batches import EVALUATIONS, TWINS, WAYS, Abort, Context, Native, ask, check_row, decode_in, same_rows, turn_on
+from conftest import TOKENS, Load, Tiny, check_contrast, close, flash, native_row
 
 import pypcd
 from pypcd.engine import _bindings as _native
@@ -31,12 +18,10 @@ from pypcd.engine import _bindings as _native
 # --- odd models ---
 
 
-@pytest.mark.parametrize("flash", [False, True])
-def test_latent_second_keys_may_be_coarser(flash: bool, native: Native) -> None:
-    types = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED, llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+@pytest.mark.parametrize("is_flash", [False, True])
+def test_latent_second_keys_may_be_coarser(is_flash: bool, native: Native) -> None:
     exact, coarse = (
-        native("deepseek2", {"type_k_over": name, "evaluation": "fused"}, flash_attn_type=types[flash])
-        for name in ("f32", "q8_0")
+        native("deepseek2", {"type_k_over": name, "evaluation": "fused"}, **flash(is_flash)) for name in ("f32", "q8_0")
     )
     decode_in((exact, coarse), TOKENS[:60])
     decode_in((exact, coarse), TOKENS[60:61])
@@ -94,18 +79,15 @@ IMAGE = np.random.default_rng(3).standard_normal((12, 64)).astype(np.float32)
 PLACES = np.array([(10, 10 + y, 10 + x, 0) for y in range(3) for x in range(4)]).T
 
 
-def decode_image_in(contexts: Sequence[Context], out: Sequence[int]) -> None:
-    decode_in(contexts, TOKENS[:10])
-    decode_in(contexts, IMAGE, PLACES, out=out)
-
-
 def test_text_after_an_image_has_one_over_rotated_row_however_it_is_made(native: Native) -> None:
     stock, stored, derived = native("qwen2vl"), native("qwen2vl", {}), native("qwen2vl")
     alternate = native("qwen2vl", {"evaluation": "alternate"})
-    decode_image_in((stock, stored, derived, alternate), [])
-    decode_in((stock, stored, derived, alternate), TOKENS[10:19], 14)
+    every = stock, stored, derived, alternate
+    decode_in(every, TOKENS[:10])
+    decode_in(every, IMAGE, PLACES, out=[])
+    decode_in(every, TOKENS[10:19], 14)
     turn_on(derived, {})
-    decode_in((stock, stored, derived, alternate), TOKENS[19:20], 23)
+    decode_in(every, TOKENS[19:20], 23)
     check_row(derived, stock, stored)
     check_row(alternate, stock, stored)
 

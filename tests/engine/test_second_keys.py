@@ -14,12 +14,6 @@ from own_process import run
 
 from pypcd.engine import _bindings as _native
 
-
-def derived(context: Context) -> int:
-    """Of how many cells the second keys were derived so far."""
-    return context.stats.n_derived_cells
-
-
 # --- which cells are derived ---
 
 
@@ -34,13 +28,13 @@ def test_what_was_decoded_under_another_setting_is_derived_and_nothing_else(
         turn_off(context) if between is None else turn_on(context, between)
         decode_in((context, fresh, stock), TOKENS[40 + 3 * n : 42 + 3 * n])
         turn_on(context, {})
-        before = derived(context)
+        before = context.stats.n_derived_cells
         decode_in((context, fresh, stock), TOKENS[42 + 3 * n : 43 + 3 * n])
-        assert derived(context) - before == 2 * n_caches
+        assert context.stats.n_derived_cells - before == 2 * n_caches
         check_row(context, stock, fresh)
     turn_on(context, {"beta": 1.0, "gamma": 5, "window": 20, "evaluation": "alternate"})
     decode_in([context], TOKENS[60:61])
-    assert context.stats.n_derived == 3 and derived(fresh) == 0
+    assert context.stats.n_derived == 3 and fresh.stats.n_derived_cells == 0
 
 
 # --- memory ---

@@ -27,7 +27,7 @@ from batches import (
     turn_off,
     turn_on,
 )
-from conftest import TOKENS, close, tolerance, turn
+from conftest import TOKENS, close, flash, tolerance, turn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +35,6 @@ import pypcd
 from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
 
-FLASH = {"flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED}
 MANY = {"n_seq_max": 80, "n_ctx": 1024}
 
 
@@ -71,7 +70,7 @@ VIEWS: list[Setting | None] = [
     ("arch", "params", "cache"),
     [
         *(("llama", {}, cache) for cache in CACHES),
-        *(("llama", FLASH, cache) for cache in CACHES),
+        *(("llama", flash(True), cache) for cache in CACHES),
         *((arch, {}, "rerotated") for arch in ("gemma3", "smollm3", "deepseek2", "hunyuan-dense")),
     ],
     ids=str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import llama_cpp
@@ -16,19 +17,14 @@ from pypcd import engine
 from pypcd.llama import machine, threads
 
 
-class Cores:
-    """A machine of so many cores, of which other programs use some."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.n, self.busy = 2, 0
-        monkeypatch.setattr(machine, "n_cores", lambda: self.n)
-        monkeypatch.setattr(os, "cpu_count", lambda: self.n)
-        monkeypatch.setattr(threads, "_busy", lambda: self.busy)
-
-
 @pytest.fixture
-def cores(monkeypatch: pytest.MonkeyPatch) -> Cores:
-    return Cores(monkeypatch)
+def cores(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A machine of so many cores, of which other programs use some."""
+    given = SimpleNamespace(n=2, busy=0)
+    monkeypatch.setattr(machine, "n_cores", lambda: given.n)
+    monkeypatch.setattr(os, "cpu_count", lambda: given.n)
+    monkeypatch.setattr(threads, "_busy", lambda: given.busy)
+    return given
 
 
 @pytest.mark.parametrize(
@@ -44,7 +40,7 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> Cores:
     ],
 )
 def test_as_many_as_others_leave_and_no_more_than_usual(
-    n: int, busy: int, decode: int, batch: int, cores: Cores
+    n: int, busy: int, decode: int, batch: int, cores: SimpleNamespace
 ) -> None:
     cores.n, cores.busy = n, busy
     assert threads.choose({"n_gpu_layers": 0})[:2] == (decode, batch)
@@ -106,7 +102,7 @@ def test_more_cores_than_ggml_has_room_for_are_not_used(monkeypatch: pytest.Monk
     ],
 )
 def test_a_model_looks_when_it_is_opened_and_at_a_prompt(
-    given: dict[str, Any], busy: tuple[int, int], idle: tuple[int, int], tiny: Tiny, cores: Cores
+    given: dict[str, Any], busy: tuple[int, int], idle: tuple[int, int], tiny: Tiny, cores: SimpleNamespace
 ) -> None:
     cores.busy = 1
     with contextlib.closing(pypcd.Llama(tiny("llama"), n_ctx=256, n_gpu_layers=0, **given)) as llm:

@@ -8,7 +8,6 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +19,21 @@ import pypcd
 from pypcd import server
 
 ROOT = Path(__file__).parents[2]
-Recipe = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def recipe(monkeypatch: pytest.MonkeyPatch) -> Recipe:
-    """Runs a program of research/ with some arguments, in this process."""
-
-    def run(name: str, *arguments: object) -> dict[str, Any]:
-        path = ROOT / "research" / name
-        monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
-        return runpy.run_path(str(path), run_name="__main__")
-
-    return run
 
 
 @pytest.mark.parametrize("beside", ["twice as many", "stock"])
-def test_requests_are_timed_beside_others(beside: str, recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+def test_requests_are_timed_beside_others(
+    beside: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     try:
         program = str(server.executable())
     except pypcd.LibraryError:
         pytest.skip("llama-server was not built (PYPCD_SERVER=OFF); pip install . without that builds it")
     sizes = ("--requests=2", "--length=24", "--n-tokens=3", "--rounds=2", "--threads=1")
     # ours in place of stock's, which need not have been built: without LLAMA_ARG_PCD it takes no request with PCD either
-    recipe("time_server.py", "demo", *sizes, *(["--stock", program] if beside == "stock" else []))
+    path = str(ROOT / "research" / "time_server.py")
+    monkeypatch.setattr(sys, "argv", [path, "demo", *sizes, *(["--stock", program] if beside == "stock" else [])])
+    runpy.run_path(path, run_name="__main__")
     rows = capsys.readouterr().out.splitlines()[3:]
     number = r"\d+(?:\.\d+)? \(\d+\.\d\d, \d+\.\d\d to \d+\.\d\d\)"
     names = [re.match(rf"\| (.*?) \| {number} \| {number} \| {number} \|$", row).groups()[0] for row in rows]

@@ -25,19 +25,8 @@ CLOSED = "the model is closed"
 
 CHAT = [{"role": "user", "content": "x"}]
 # each public method and property that needs the model
-BARE = [
-    "check_pcd",
-    "n_ctx",
-    "n_embd",
-    "n_vocab",
-    "pcd_logits",
-    "pcd_stats",
-    "pooling_type",
-    "sample",
-    "save_state",
-    "token_bos",
-]
-BARE += ["token_eos", "token_nl", "__enter__"]
+BARE = ["check_pcd", "n_ctx", "n_embd", "n_vocab", "pcd_logits", "pcd_stats", "pooling_type", "sample", "save_state"]
+BARE += ["token_bos", "token_eos", "token_nl", "__enter__"]
 USES: dict[str, str] = {
     **{name: f"llm.{name}()" for name in BARE},
     **{name: f"llm.{name}" for name in ("ctx", "model")},

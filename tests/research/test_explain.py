@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from commands import record
 from conftest import contrasted, rounding_of
+from reference import softmax
 from rich.cells import cell_len
 from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 
@@ -32,11 +33,6 @@ def prompt(demo) -> list[int]:
     return demo.tokenize(SAMPLE.prompt.begun.encode(), special=False)
 
 
-def probabilities(row: np.ndarray) -> np.ndarray:
-    p = np.exp(row.astype(np.float64) - row.max())
-    return p / p.sum()
-
-
 @pytest.mark.parametrize("setting", [pypcd.PCDConfig(), pypcd.PCDConfig(beta=1.0, gamma=3, cache="shared")])
 def test_columns_are_the_rows_of_a_fresh_evaluation(demo, vocabulary, prompt, setting) -> None:
     steps = list(explain(Session(demo), prompt, setting, vocabulary, n_tokens=4, gold=SAMPLE.answers[0]))
@@ -49,7 +45,7 @@ def test_columns_are_the_rows_of_a_fresh_evaluation(demo, vocabulary, prompt, se
         demo.eval(written)
         rows = demo.pcd_logits()
         demo.pcd = None
-        before, over, after = map(probabilities, (rows.standard, rows.local, rows.contrasted))
+        before, over, after = softmax(np.array([rows.standard, rows.local, rows.contrasted], np.float64))
         assert step.index == i and len(step.candidates) >= 3
         for c in step.candidates:
             assert c.before == pytest.approx(before[c.token], rel=near)

@@ -17,18 +17,18 @@ from research.command import command
 from research.golds import Asked
 
 HALVES = ("first", "second")
+ARTICLES = json.loads(bz2.decompress((PUBLIC / "xquad.en.json.bz2").read_bytes()))["data"]
+TITLES = json.loads((PUBLIC / "halves.json").read_text(encoding="utf-8"))["xquad"]
 
 
 @pytest.mark.parametrize("half", HALVES)
 def test_answers_stand_where_they_were_published(half: str) -> None:
-    articles = json.loads(bz2.decompress((PUBLIC / "xquad.en.json.bz2").read_bytes()))["data"]
-    titles = json.loads((PUBLIC / "halves.json").read_text(encoding="utf-8"))["xquad"][half]
     published = {
         qa["id"]: (qa["question"].strip(), qa["answers"][0]["text"], paragraph["context"])
-        for article in articles
+        for article in ARTICLES
         for paragraph in article["paragraphs"]
         for qa in paragraph["qas"]
-        if article["title"] in titles
+        if article["title"] in TITLES[half]
     }
     texts = list(golds.xquad(half, 1000, 55))
     assert [len(text.split("\n\n")) for text, _ in texts] == [55, 55, 55]
@@ -87,8 +87,7 @@ def test_two_paragraphs_are_needed_and_stand_anywhere(tmp_path: Path) -> None:
 
 
 def test_counts_and_subjects_are_of_the_whole_text() -> None:
-    file = json.loads(bz2.decompress((PUBLIC / "xquad.en.json.bz2").read_bytes()))["data"]
-    of = {p["context"]: article["title"].replace("_", " ") for article in file for p in article["paragraphs"]}
+    of = {p["context"]: article["title"].replace("_", " ") for article in ARTICLES for p in article["paragraphs"]}
     asked = [(text.split("\n\n"), one) for text, some in golds.counts("first", 20, 55) for one in some]
     for parts, one in asked:
         n = len([part for part in parts if one.id in re.split(r"\W+", part)])
@@ -153,7 +152,7 @@ def test_keyword_search_finds_the_key_and_seldom_what_is_reworded(
     assert len(keys) == 8 and all(row["answer"] and row["tokens"] <= 512 for row in keys)
     published = rows("--questions=xquad", "--n=100")
     assert sum(row["answer"] for row in published) >= 90
-    (tmp_path / "xquad.xx.json").write_bytes(bz2.decompress((PUBLIC / "xquad.en.json.bz2").read_bytes()))
+    (tmp_path / "xquad.xx.json").write_text(json.dumps({"data": ARTICLES}), encoding="utf-8")
     same = rows(f"--questions={tmp_path / 'xquad.xx.json'}", "--n=100")
     assert [row | {"seconds": 0} for row in same] == [row | {"seconds": 0} for row in published]
     folder = rows("--questions=xquad", "--n=100", "--files=9")
@@ -189,11 +188,9 @@ def stems(text: str) -> set[str]:
 
 def test_no_word_of_a_reworded_question_stands_in_its_paragraph() -> None:
     reworded = {one["id"]: one["question"] for one in json.loads(DATA.read_text(encoding="utf-8"))}
-    halves = json.loads((PUBLIC / "halves.json").read_text(encoding="utf-8"))["xquad"]
-    articles = json.loads(bz2.decompress((PUBLIC / "xquad.en.json.bz2").read_bytes()))["data"]
     asked = [
-        (article["title"] in halves["first"], paragraph["context"], qa)
-        for article in articles
+        (article["title"] in TITLES["first"], paragraph["context"], qa)
+        for article in ARTICLES
         for paragraph in article["paragraphs"]
         for qa in paragraph["qas"]
         if qa["id"] in reworded

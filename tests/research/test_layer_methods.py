@@ -16,7 +16,7 @@ import llama_cpp
 import numpy as np
 import pytest
 from conftest import TOKENS, Tiny, close, native_row, reference, rounding, tolerance
-from reference import Heads
+from reference import Heads, softmax
 from tiny_gguf import ARCHS, ROPE_ARCHS, finish
 
 import pypcd
@@ -74,15 +74,6 @@ def named(case: tuple[Any, ...]) -> str:
     return " ".join([*words, *(f"{key}={value if np.isscalar(value) else '...'}" for key, value in more.items())])
 
 
-def softmax(x: np.ndarray) -> np.ndarray:
-    p = np.exp(x - x.max(axis=-1, keepdims=True))
-    return p / p.sum(axis=-1, keepdims=True)
-
-
-def heads_of(rows: MsPoE) -> Heads:
-    return Heads(rows.min_ratio, rows.max_ratio, rows.first_layer, rows.order == "outlier")
-
-
 def dola_row(final: np.ndarray, exits: np.ndarray, relative_top: float) -> np.ndarray:
     """The contrasted row, in float64 from the reference's; -inf where it is filtered. The exit is chosen by KL(M || P) and
     KL(M || Q), averaged over tokens: Hugging Face's order of arguments."""
@@ -104,7 +95,8 @@ def test_every_row_is_the_references(name: str, arch: str, more: dict[str, Any],
     tokens += [token for token, _ in seen]
     plain = ref.standard(tokens)
     if isinstance(rows, MsPoE):
-        wanted = ref.with_heads(tokens, heads_of(rows), n_prompt)
+        ratios = Heads(rows.min_ratio, rows.max_ratio, rows.first_layer, rows.order == "outlier")
+        wanted = ref.with_heads(tokens, ratios, n_prompt)
         assert np.abs(plain - wanted)[n_prompt - 1].max() > 0.05, "ratios must matter, or this test shows nothing"
         for i, (_, row) in enumerate(seen, n_prompt - 1):
             close(row, wanted[i], tolerance(path, len(tokens)))

@@ -8,7 +8,6 @@ import pytest
 pytest.importorskip("matplotlib")
 
 import matplotlib
-from matplotlib.figure import Figure
 from runs import made_up
 from test_salience import reading
 
@@ -19,7 +18,7 @@ from research import figures, plots
 from research.balance import LONG, RETRIEVAL, SHORT_PROMPTS, Run, balance
 from research.decay import Decay, grid
 from research.salience import salience_rows
-from research.spectrum import spectrum
+from research.spectrum import Spectrum, spectrum
 
 SMALL = Decay(d=16, length=256)
 
@@ -41,17 +40,17 @@ FIGURES = {
     "salience": lambda: figures.salience(table()),
     "ranks": lambda: figures.ranks({BASELINE: [1, 2, 9, 400], "PCD": [1, 1, 1, 3]}),
     "logits": lambda: figures.logits(table()),
+    "spectrum": lambda: figures.spectrum(a_spectrum()),
+    "differences": lambda: plots.differences(compared()),
+    "balances": lambda: figures.balances(
+        [*balance(a_run()), *balance(a_run("Some-Model-3.1-8B-Instruct-abliterated.$Q4_K_M"))]
+    ),
 }
 
 
-def a_spectrum() -> Figure:
+def a_spectrum() -> Spectrum:
     rng = np.random.default_rng(0)
-    return figures.spectrum(
-        spectrum(rng.normal(size=(2, 8)), rng.normal(size=(64, 1, 8)), [1, 0.3, 0.1, 0.03], [1, 2, 4, 8])
-    )
-
-
-FIGURES["spectrum"] = a_spectrum
+    return spectrum(rng.normal(size=(2, 8)), rng.normal(size=(64, 1, 8)), [1, 0.3, 0.1, 0.03], [1, 2, 4, 8])
 
 
 def a_run(name: str = "model", n: int = 60) -> Run:
@@ -76,12 +75,6 @@ def compared() -> list[Row]:
     """One method that is right where greedy is not, one that never differs, and one that is always wrong."""
     right = {"greedy": (0, 20), "gains": (0, 40), "same": (0, 20), "loses": (0, 0)}
     return rows(EVALUATED, made_up(EVALUATED, lambda method, i: float(i in range(*right[method]))))
-
-
-FIGURES["differences"] = lambda: plots.differences(compared())
-FIGURES["balances"] = lambda: figures.balances(
-    [*balance(a_run()), *balance(a_run("Some-Model-3.1-8B-Instruct-abliterated.$Q4_K_M"))]
-)
 
 
 @pytest.mark.parametrize(("name", "kind"), [*((name, "svg") for name in FIGURES), ("ranks", "png"), ("ranks", "pdf")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from reference import softmax
 from test_decay import rotation
 
 from pypcd.settings import formula
@@ -24,8 +25,7 @@ def attention(q: np.ndarray, k: np.ndarray, theta: np.ndarray, pairing: str) -> 
     at = order(pairing)
     turned = rotation(len(k) - 1, theta) @ q[at]
     scores = np.array([turned @ (rotation(n, theta) @ k[n][at]) for n in range(len(k))]) / len(q) ** 0.5
-    p = np.exp(scores - scores.max())
-    return scores, p / p.sum()
+    return scores, softmax(scores)
 
 
 @pytest.fixture(scope="module")

@@ -88,9 +88,14 @@ def _hash(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def softmax(x: Array) -> Array:
+    p = np.exp(x - x.max(axis=-1, keepdims=True))
+    return p / p.sum(axis=-1, keepdims=True)
+
+
 def jsd(standard: Array, over: Array) -> float:
     """The Jensen-Shannon divergence of the softmaxes of two rows, in bits, by its definition."""
-    p, q = (np.exp(row - row.max()) / np.exp(row - row.max()).sum() for row in (standard, over))
+    p, q = softmax(standard), softmax(over)
     m = (p + q) / 2
     halves = [sum(x * math.log2(x / y) for x, y in zip(part.tolist(), m.tolist()) if x > 0) for part in (p, q)]
     return sum(halves) / 2
@@ -145,8 +150,7 @@ class Heads:
         order = np.arange(n_head)[::-1]
         if self.outliers:
             scores = np.einsum("hd,nhd->hn", q[-1], np.repeat(k, n_head // k.shape[1], axis=1)) / math.sqrt(d)
-            p = np.exp(scores - scores.max(axis=1, keepdims=True))
-            p /= p.sum(axis=1, keepdims=True)
+            p = softmax(scores)
             order = np.argsort(-(p > 3 * p.mean(axis=1, keepdims=True)).mean(axis=1), kind="stable")
         return (self.low + (self.high - self.low) * np.arange(n_head) / n_head)[order]
 
@@ -378,9 +382,7 @@ class Reference:
         scores = _soft_cap(scores, self._key("attn_logit_softcapping", 50.0 if self.arch == "gemma2" else 0.0))
         if self.arch == "bloom":
             scores = scores - _alibi_slopes(self.n_head)[:, None, None] * distance
-        scores = np.where(mask, scores, -np.inf)
-        p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        p = p / p.sum(axis=-1, keepdims=True)
+        p = softmax(np.where(mask, scores, -np.inf))
         trace.attention.append(p)
         y = self._linear((p @ v).transpose(1, 0, 2).reshape(len(distance), -1), f"blk.{il}.attn_output")
         return self._norm_if(y, f"blk.{il}.post_attention_norm")
@@ -515,7 +517,6 @@ def _alibi_slopes(n_head: int) -> Array:
 
 def bits(row: np.ndarray) -> float:
     """The entropy of softmax(row), by its definition."""
-    row = row.astype(float)
-    p = np.exp(row - row.max())
-    p = p[p > 0] / p.sum()
+    p = softmax(row.astype(float))
+    p = p[p > 0]
     return float(-(p * np.log2(p)).sum())
