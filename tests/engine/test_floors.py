@@ -15,19 +15,7 @@ import c_functions
 import llama_cpp
 import numpy as np
 import pytest
-from batches import (
-    CACHES,
-    EVALUATIONS,
-    OK,
-    Native,
-    Setting,
-    check_seen,
-    decode_batch,
-    read,
-    set_seq,
-    turn_off,
-    turn_on,
-)
+from batches import CACHES, EVALUATIONS, OK, Native, Setting, check_seen, decode_batch, read, set_seq, turn_off, turn_on
 from conftest import TOKENS, Load, Tiny, check_rows, close, follow, native_row, rounding
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

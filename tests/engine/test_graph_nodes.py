@@ -40,10 +40,7 @@ BACKENDS = {  # the function that decides what a backend takes, and the operatio
     "ggml-hexagon/ggml-hexagon.cpp": ("ggml_backend_hexagon_device_supports_op", ["ACC"]),
     "ggml-cann/ggml-cann.cpp": ("ggml_backend_cann_supports_op", []),
     "ggml-et/ggml-et.cpp": ("ggml_backend_et_device_supports_op", ["ACC"]),
-    "ggml-blas/ggml-blas.cpp": (
-        "ggml_backend_blas_device_supports_op",
-        [name for name in OPERATIONS if name != "MUL_MAT"],
-    ),
+    "ggml-blas/ggml-blas.cpp": ("ggml_backend_blas_device_supports_op", sorted({*OPERATIONS} - {"MUL_MAT"})),
     "ggml-rpc/ggml-rpc.cpp": ("ggml_backend_rpc_device_supports_op", []),
 }
 

@@ -30,11 +30,8 @@ LAYERS: tuple[set[str], ...] = (
     {"cli"},
 )
 LAYER_OF = {part: i for i, parts in enumerate(LAYERS) for part in parts}
-FRONT = {
-    "__init__",
-    "__main__",
-    "integrations.finder",
-}  # the entry points: they may import anything, and nothing imports them
+# the entry points: they may import anything, and nothing imports them
+FRONT = {"__init__", "__main__", "integrations.finder"}
 
 # what a user calls on an object of a lower layer
 DOORS = {("llama", "pypcd.ask"): "Llama.ask"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import module_at
@@ -22,20 +21,10 @@ if not (ROOT / "mkdocs.yml").exists():
     pytest.skip("the pages lie in a checkout only", allow_module_level=True)
 
 
-@pytest.fixture(scope="module")
-def pages() -> Any:
-    return module_at(ROOT / "scripts/pages.py")
-
-
-@pytest.fixture(scope="module")
-def site() -> dict[str, str]:
-    """The text of each file, by its path."""
+def test_all_public_names_and_commands_are_in_the_reference() -> None:
     config = load_config(str(ROOT / "mkdocs.yml"))
     files = config.plugins.on_files(get_files(config), config=config)
-    return {file.src_uri: file.content_string if file.is_documentation_page() else "" for file in files}
-
-
-def test_all_public_names_and_commands_are_in_the_reference(site: dict[str, str]) -> None:
+    site = {file.src_uri: file.content_string for file in files if file.is_documentation_page()}
     page = site["reference/pypcd.md"]
     assert sorted(re.findall(r"^::: pypcd\.([A-Za-z]\w*)$", page, re.MULTILINE)) == sorted(pypcd.__all__)
     commands = site["reference/commands.md"]
@@ -44,13 +33,14 @@ def test_all_public_names_and_commands_are_in_the_reference(site: dict[str, str]
     assert (ROOT / "cpp/llama-pcd.h").read_text(encoding="utf-8") in site["reference/c.md"]
 
 
-def test_lists_are_as_python_markdown_wants_them(pages: Any) -> None:
-    assert pages.spaced("Why\nnot:\n- one\n- two\n") == "Why\nnot:\n\n- one\n- two\n"
-    assert (
-        pages.spaced("- one\n  more\n\n  ```sh\n  ls\n  ```\n- two\n")
-        == "- one\n    more\n\n    ```sh\n    ls\n    ```\n- two\n"
-    )
-    assert pages.spaced("- one\n\n  more\n- two\n") == "- one\n\n    more\n\n- two\n"
+def test_lists_are_as_python_markdown_wants_them() -> None:
+    pages = module_at(ROOT / "scripts/pages.py")
+    for text, wanted in (
+        ("Why\nnot:\n- one\n- two\n", "Why\nnot:\n\n- one\n- two\n"),
+        ("- one\n  more\n\n  ```sh\n  ls\n  ```\n- two\n", "- one\n    more\n\n    ```sh\n    ls\n    ```\n- two\n"),
+        ("- one\n\n  more\n- two\n", "- one\n\n    more\n\n- two\n"),
+    ):
+        assert pages.spaced(text) == wanted
     for same in (
         "# Title\n- one\n",
         "- one\n\nText\n\n    code\n",

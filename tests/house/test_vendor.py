@@ -34,13 +34,8 @@ def test_they_are_as_released(tmp_path: Path) -> None:
         pytest.skip("npm is not there to fetch the releases")
     for name, library in VERSIONS.items():
         options = ["--prefer-offline", "--fetch-retries=1", "--fetch-timeout=30000", "--loglevel=error"]
-        command = [
-            "npm",
-            "pack",
-            f"{library.get('package', name)}@{library['version']}",
-            *options,
-            f"--pack-destination={tmp_path}",
-        ]
+        release = f"{library.get('package', name)}@{library['version']}"
+        command = ["npm", "pack", release, *options, f"--pack-destination={tmp_path}"]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         if re.search(r"code (ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ENETUNREACH|ETIMEDOUT)", run.stderr):
             pytest.skip("the releases cannot be fetched without a network")

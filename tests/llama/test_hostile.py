@@ -15,22 +15,21 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Load, Tiny, check_rows, native_row, run_python
+from conftest import TOKENS, Load, Tiny, check_rows, follow, native_row, run_python
 from own_process import run
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
 
-BAD_PCD: list[tuple[Any, type[Exception], str]] = [
-    (1, TypeError, "pcd=1 is of the type int; allowed: bool, text such as 'unsure' .*, a mapping, PCDConfig"),
-    ({"betta": 1}, TypeError, "no field 'betta'.*'beta'"),
-]
 
-
-@pytest.mark.parametrize(("value", "error", "message"), BAD_PCD, ids=[repr(value) for value, *_ in BAD_PCD])
-def test_a_bad_pcd_argument_is_refused_wherever_it_is_given(
-    value: Any, error: type[Exception], message: str, tiny: Tiny, load: Load
-) -> None:
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (1, "pcd=1 is of the type int; allowed: bool, text such as 'unsure' .*, a mapping, PCDConfig"),
+        ({"betta": 1}, "no field 'betta'.*'beta'"),
+    ],
+)
+def test_a_bad_pcd_argument_is_refused_wherever_it_is_given(value: Any, message: str, tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), {"beta": 2})
     before = llm.pcd
     for use in (
@@ -41,11 +40,10 @@ def test_a_bad_pcd_argument_is_refused_wherever_it_is_given(
         lambda: next(llm.generate([1, 2], pcd=value)),
         lambda: setattr(llm, "pcd", value),
     ):
-        with pytest.raises(error, match=message):
+        with pytest.raises(TypeError, match=message):
             use()
         assert llm.pcd == before
-    llm.eval(TOKENS[:30])
-    check_rows(llm, tiny("llama"), TOKENS[:30])
+    follow(llm, tiny("llama"), TOKENS, 30)
 
 
 # --- texts ---
@@ -105,16 +103,15 @@ def test_a_file_that_is_no_model_is_a_clear_error(tmp_path: Path, tiny: Tiny) ->
 
 # --- models and contexts that cannot run it ---
 
-UNSUPPORTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-    ("gpt2", {}, {}, "'gpt2' has no rotary positions.*perturbation=\"none\" with a window"),
-    ("mamba", {"perturbation": "none", "window": 8}, {}, "'mamba' has recurrent"),
-    ("llama", {}, {"embedding": True, "pooling_type": llama_cpp.LLAMA_POOLING_TYPE_MEAN}, "pools embeddings"),
-    ("llama", {}, {"attention_type": llama_cpp.LLAMA_ATTENTION_TYPE_NON_CAUSAL}, "not causal"),
-]
-
 
 @pytest.mark.parametrize(
-    ("arch", "setting", "kwargs", "message"), UNSUPPORTED, ids=[f"{a}-{i}" for i, (a, *_) in enumerate(UNSUPPORTED)]
+    ("arch", "setting", "kwargs", "message"),
+    [
+        ("gpt2", {}, {}, "'gpt2' has no rotary positions.*perturbation=\"none\" with a window"),
+        ("mamba", {"perturbation": "none", "window": 8}, {}, "'mamba' has recurrent"),
+        ("llama", {}, {"embedding": True, "pooling_type": llama_cpp.LLAMA_POOLING_TYPE_MEAN}, "pools embeddings"),
+        ("llama", {}, {"attention_type": llama_cpp.LLAMA_ATTENTION_TYPE_NON_CAUSAL}, "not causal"),
+    ],
 )
 def test_what_cannot_run_pcd_says_why_and_still_runs_without(
     arch: str, setting: dict[str, Any], kwargs: dict[str, Any], message: str, tiny: Tiny, load: Load
@@ -160,8 +157,7 @@ def test_odd_calls_with_pcd_on_end_well(tiny: Tiny, load: Load) -> None:
     with pytest.raises(RuntimeError, match="llama_decode"):
         llm.eval([10**6])  # no such token
     llm.reset()
-    llm.eval(TOKENS[:30])
-    check_rows(llm, tiny("llama"), TOKENS[:30])
+    follow(llm, tiny("llama"), TOKENS, 30)
     for row in (30, 28, -2, 2**31 - 1, -(2**31)):
         with pytest.raises(pypcd.PCDError, match=f"row {row}: .*evaluate tokens first"):
             llm.pcd_logits(row)

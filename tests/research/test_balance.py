@@ -9,16 +9,7 @@ from typing import Any
 import pytest
 
 from pypcd.evaluation import GROUPS, Directory, Plan, paired
-from research.balance import (
-    LONG,
-    RETRIEVAL,
-    SHORT_PROMPTS,
-    GainLoss,
-    Run,
-    balance,
-    balance_markdown,
-    read_run,
-)
+from research.balance import LONG, RETRIEVAL, SHORT_PROMPTS, GainLoss, Run, balance, balance_markdown, read_run
 
 METHODS = ("greedy", "pcd:cautious", "control")
 

@@ -14,8 +14,7 @@ from typing import Any
 import c_functions
 import llama_cpp
 import numpy as np
-from conftest import F32, close, rounding
-from reference import behind, contrast
+from conftest import F32, check_contrast, close, flash, rounding
 
 import pypcd
 from pypcd.engine import _bindings as _native
@@ -33,7 +32,7 @@ SMALL_CONTEXT: dict[str, Any] = {
     **dict.fromkeys(("n_ctx", "n_batch", "n_ubatch"), 256),
     **dict.fromkeys(("n_threads", "n_threads_batch"), 1),
     "kv_unified": True,
-    "flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+    **flash(False),
 }
 SHORT_SLIDING: dict[str, Any] = {"swa_full": False, "n_ctx": 1024, "n_ubatch": 32}  # a cache that forgets
 # each way of evaluating twins: architecture, setting, context
@@ -179,8 +178,8 @@ def set_seq(context: Context, seq: int, setting: Setting | None) -> tuple[int, s
     """llama_pcd_set_seq; a `combine` that is not in PCDConfig may be among the fields."""
     error, params = ctypes.create_string_buffer(500), None
     if setting is not None:
-        combine = setting.get("combine", True)
-        fields = {name: value for name, value in setting.items() if name != "combine"}
+        fields = {"combine": True, **setting}
+        combine = fields.pop("combine")
         params = ctypes.byref(native_params(pypcd.PCDConfig(**fields), combine=combine))
     return c_functions.pcd_set_seq(context.ctx, seq, params, error, 500), error.value.decode()
 
@@ -193,12 +192,8 @@ def decode_batch(context: Context | pypcd.Llama, entries: Sequence[tuple[int, in
 
 def check_seen(context: Context, i: int, setting: Setting) -> None:
     """What callers read of row i is the contrast of L and L* with this setting, and behind it the other tokens."""
-    standard, over = (row.astype(float) for row in context.rows(i))
-    c = pypcd.PCDConfig(**setting)
-    wanted = contrast(standard, over, c.beta, c.gamma, c.relative_top, c.adaptive)
-    if np.isfinite(wanted).sum() == 1:  # a single plausible token keeps its logit
-        wanted[np.isfinite(wanted)] = standard.max()
-    np.testing.assert_allclose(context.seen(i), behind(wanted, standard), rtol=1e-5, atol=1e-4)
+    rows = pypcd.PCDLogits(*context.rows(i), context.row(i, _native.ROW_CONTRASTED))
+    check_contrast(rows, pypcd.PCDConfig(**setting), context.seen(i))
 
 
 Native = Callable[..., Context]
