@@ -24,6 +24,7 @@ from batches import (
     decode_in,
     same_rows,
     set_seq,
+    text_of,
     turn_off,
     turn_on,
 )
@@ -36,10 +37,6 @@ from pypcd.engine import _bindings as _native
 from pypcd.engine import _log
 
 MANY = {"n_seq_max": 80, "n_ctx": 1024}
-
-
-def text_of(seq: int, n: int) -> list[int]:
-    return [TOKENS[(11 * seq + 7 * i) % len(TOKENS)] for i in range(n)]
 
 
 # --- rows ---

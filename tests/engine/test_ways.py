@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp
-import numpy as np
 import pytest
 from batches import (
     CACHES,
@@ -28,6 +27,7 @@ from batches import (
     decode_in,
     same_rows,
     set_seq,
+    text_of,
     turn_on,
 )
 from conftest import SANITIZED, TOKENS, Load, Tiny, close, contrasted
@@ -42,11 +42,6 @@ from pypcd.engine import _log
 NARROW = 2  # of enum llama_pcd_fallback
 LFM2 = ("lfm2", {})
 SLIDING = ("gemma3", {**SHORT_SLIDING, "n_ubatch": 128})
-
-
-def text_of(seq: int, n: int) -> list[int]:
-    """Another text for each sequence."""
-    return [int(t) for t in np.random.default_rng(seq).integers(3, 384, n)]
 
 
 def rows_alone(context: Context, texts: Sequence[list[int]], first: int) -> list[list[Rows]]:

@@ -36,10 +36,8 @@ FRONT = {"__init__", "__main__", "integrations.finder"}
 # what a user calls on an object of a lower layer
 DOORS = {("llama", "pypcd.ask"): "Llama.ask"}
 
-# modules outside the engine that may touch the library, with the reason
-TOUCHES = {
-    "library/__init__.py": "it decides which library there is, so that the engine can be imported",
-}
+# modules outside the engine that may touch the library: it decides which one there is, so that the engine can be imported
+TOUCHES = {"library/__init__.py"}
 # private attributes of pypcd.Llama that pypcd may use
 OURS = {
     "_pcd_set_to": "another setting, or none, for a while and back, with a sampler's share of the work",

@@ -312,9 +312,6 @@ def test_a_number_that_is_none_is_refused(monkeypatch: Any) -> None:
     assert PromptCache().limit == 2**29
 
 
-# -- the same question again -------------------------------------------------------------------------------------------
-
-
 def test_progress_counts_the_tokens_of_a_long_prompt(tiny: Tiny, load: Load) -> None:
     seen: list[tuple[int, int]] = []
     llm = load(tiny(), False, **LARGE, n_batch=100, progress=lambda done, n: seen.append((done, n)))

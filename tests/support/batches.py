@@ -156,6 +156,11 @@ def read(pointer: Any, n: int) -> np.ndarray | None:
     return np.ctypeslib.as_array(pointer, shape=(n,)).copy() if pointer else None
 
 
+def text_of(seq: int, n: int) -> list[int]:
+    """Another text for each sequence."""
+    return [int(t) for t in np.random.default_rng(seq).integers(3, 384, n)]
+
+
 def decode_in(contexts: Sequence[Context], *args: Any, **kwargs: Any) -> None:
     for context in contexts:
         assert context.decode(*args, **kwargs) == 0

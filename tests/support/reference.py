@@ -40,15 +40,11 @@ def rho(n_rot: int, alpha: float, base_ratio: float, transition: str = "exponent
 
     band='high' over-rotates the fast pairs as 'low' does the slow ones; 'all' does both."""
     j = np.arange(1, n_rot // 2 + 1, dtype=np.float64)
-    if transition == "exponential":
-        keep = 2.0 - np.exp(alpha * j / (n_rot / 2))  # T: the weight of the model's own frequency
-    elif transition == "none":
-        keep = np.zeros_like(j)
-    else:
-        raise ValueError(f"transition is 'exponential' or 'none', not {transition!r}")
+    # T: the weight of the model's own frequency
+    keep = {"exponential": 2.0 - np.exp(alpha * j / (n_rot / 2)), "none": np.zeros_like(j)}[transition]
     low = keep + (1.0 - keep) * base_ratio ** (-2.0 * (j - 1.0) / n_rot)
     high = low[::-1]
-    return low if band == "low" else high if band == "high" else np.where(low > high, low, high)
+    return {"low": low, "high": high, "all": np.maximum(low, high)}[band]
 
 
 @dataclasses.dataclass(frozen=True)
