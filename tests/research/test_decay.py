@@ -132,19 +132,11 @@ def test_what_is_claimed_and_what_is_measured_at_the_papers_setting() -> None:
     assert np.sqrt((PAPER.at(far).standard ** 2).mean()) == pytest.approx(claims.floor, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"base": 1.0},
-        {"over_base": 1e7},
-        {"alpha": -1},
-        {"beta": math.nan},
-        {"d": 7},
-        {"length": 3},
-        {"transition": "linear"},
-    ],
-)
-def test_wrong_settings(change: dict) -> None:
-    [(name, value)] = change.items()
+WRONG = {"base": 1.0, "over_base": 1e7, "alpha": -1, "beta": math.nan, "d": 7, "length": 3, "transition": "linear"}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_settings(name: str) -> None:
+    value = WRONG[name]
     with pytest.raises(ValueError, match=f"{name} is {value!r}; allowed"):
-        PAPER.replace(**change)
+        PAPER.replace(**{name: value})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from conftest import contrasted, rounding_of
@@ -141,11 +143,6 @@ class Scripted:
         pass
 
 
-@pytest.fixture
-def without_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("research.salience.prompt_tokens", lambda *args, **kwargs: [0])
-
-
 class Letters:
     """Token 0 is a quotation mark, 1 to 4 are a to d."""
 
@@ -161,22 +158,24 @@ class Letters:
         return self.texts[token]
 
 
-def read(session: Scripted, *settings: pypcd.PCDConfig) -> list[Reading]:
-    """A question whose answer is c, without PCD and with these settings."""
-    asked = [Sample(0, Prompt(after="q"), ("c",))]
-    [readings] = measure(session, asked, {BASELINE: None, **dict(zip(["PCD"], settings))}, Letters())
-    return readings
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Reading]]:
+    """The readings of a question whose answer is c, without PCD and, unless a session has no such rows, with it."""
+    monkeypatch.setattr("research.salience.prompt_tokens", lambda *args, **kwargs: [0])
+
+    def run(**rows: list[list[float]]) -> list[Reading]:
+        settings = {BASELINE: None, **({"PCD": pypcd.PCDConfig()} if "pcd" in rows else {})}
+        [readings] = measure(Scripted(rows), [Sample(0, Prompt(after="q"), ("c",))], settings, Letters())
+        return readings
+
+    return run
 
 
-@pytest.mark.usefixtures("without_tokenizer")
-def test_a_quotation_mark_is_not_yet_the_answer() -> None:
-    session = Scripted(
-        {
-            "plain": [[9, 1, 1, 1, 1], [0, 1, 3, 2, 2]],  # first it writes the mark
-            "pcd": [[0, 9, 9, 9, 9], [0, 5, 3, 4, -57.5]],  # given the mark, whatever it would write itself
-        }
+def test_a_quotation_mark_is_not_yet_the_answer(read) -> None:
+    plain, mine = read(
+        plain=[[9, 1, 1, 1, 1], [0, 1, 3, 2, 2]],  # first it writes the mark
+        pcd=[[0, 9, 9, 9, 9], [0, 5, 3, 4, -57.5]],  # given the mark, whatever it would write itself
     )
-    plain, mine = read(session, pypcd.PCDConfig())
     assert (plain.n_skipped, mine.n_skipped) == (1, 1)
     assert (plain.rank, mine.rank) == (2, 2)  # b above; a tie with d does not count; a above
     assert (plain.gold, plain.gold_logit, mine.gold_logit) == ("c", 2.0, 4.0)
@@ -184,14 +183,11 @@ def test_a_quotation_mark_is_not_yet_the_answer() -> None:
     assert [t for t, _ in mine.competitors] == ["a", "b", '"']  # d is excluded
 
 
-@pytest.mark.usefixtures("without_tokenizer")
-def test_an_excluded_gold_token_keeps_its_place_behind_the_others() -> None:
-    session = Scripted({"plain": [[0, 1, 3, 2, 2.5]], "pcd": [[-57.5, 5, 3, -55.5, -55]]})
-    plain, mine = read(session, pypcd.PCDConfig())
+def test_an_excluded_gold_token_keeps_its_place_behind_the_others(read) -> None:
+    plain, mine = read(plain=[[0, 1, 3, 2, 2.5]], pcd=[[-57.5, 5, 3, -55.5, -55]])
     assert (plain.rank, mine.rank) == (3, 4) and mine.gold_logit is None
 
 
-@pytest.mark.usefixtures("without_tokenizer")
-def test_a_model_that_writes_only_marks_comes_to_an_end() -> None:
-    [plain] = read(Scripted({"plain": [[9.0, 1, 1, 1, 1]] * 20}))
+def test_a_model_that_writes_only_marks_comes_to_an_end(read) -> None:
+    [plain] = read(plain=[[9.0, 1, 1, 1, 1]] * 20)
     assert plain.n_skipped == 8 and plain.rank == 2
