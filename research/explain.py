@@ -19,15 +19,15 @@ from pypcd.cli import _loading, _options, _table, _terminal
 from pypcd.cli.eval import DEFAULT_N
 from pypcd.cli.generate import read_prompt
 from pypcd.decode import Session
-from pypcd.decode.vocabulary import END, Vocabulary
 from pypcd.engine import Change
 from pypcd.errors import InputError
 from pypcd.evaluation import ModelTokenizer, task
 from pypcd.evaluation.tasks.sample import Task
 from pypcd.prompt import Prompt, prompt_tokens
-from pypcd.settings.formula import log_softmax, rank
+from pypcd.settings.formula import log_softmax
 from pypcd.settings.ranges import Integer, literal
 from research.command import command
+from research.vocabulary import END, Vocabulary, rank
 
 LEGEND = "> chosen   L: the model   L*: local-aware   PCD: after the contrast"
 GOLD = "   * leads to the right answer"

@@ -19,19 +19,17 @@ import numpy as np
 
 from pypcd.cli import _loading, _options, _table, _terminal
 from pypcd.decode import Session
-from pypcd.decode.vocabulary import SKIPPED
-from pypcd.decode.vocabulary import Vocabulary as Tokens
 from pypcd.errors import InputError
 from pypcd.evaluation import ModelTokenizer, Sample, task
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import NOT_SHOWN, interval, paired
 from pypcd.prompt import prompt_tokens
 from pypcd.settings.config import PCDConfig, typed
-from pypcd.settings.formula import rank
 from research import files, plots
 from research.command import command
+from research.vocabulary import Vocabulary, rank
 
-__all__ = ["RANKS", "Reading", "SalienceRow", "Vocabulary", "count_ranks", "measure", "salience", "salience_rows"]
+__all__ = ["RANKS", "Reading", "SalienceRow", "count_ranks", "measure", "salience", "salience_rows"]
 
 N_COMPETITORS = 5
 
@@ -66,31 +64,6 @@ class Reading:
     gold: str
     gold_logit: float | None
     competitors: tuple[tuple[str, float], ...]
-
-
-class Vocabulary(Tokens):
-    """With the tokens that can begin an answer."""
-
-    def is_skipped(self, token: int) -> bool:
-        """Whether a token has text, but only characters that may come before an answer."""
-        return bool(self.text(token)) and not self.text(token).strip(SKIPPED)
-
-    def first_tokens(self, answers: Sequence[str]) -> list[int]:
-        """All tokens that can begin one of the answers: without the skipped characters, their text is a prefix of it.
-
-        The paper's authors count them all; the one that the tokenizer would choose is among them.
-
-        Raises:
-            ValueError: none of the answers has a letter or a digit to begin with.
-        """
-        found: set[int] = set()
-        for answer in answers:
-            text = answer.encode().lstrip(SKIPPED)
-            for n in range(1, len(text) + 1):
-                found.update(self._bare.get(text[:n], ()))
-        if not found:
-            raise InputError(f"no token begins any of the answers {list(answers)!r}; each needs a letter or a digit")
-        return sorted(found)
 
 
 def salience(ranks: Iterable[int]) -> float | None:

@@ -1,4 +1,4 @@
-"""The method in numpy: over-rotated frequencies, the contrast and its strength, a token's rank.
+"""The method in numpy: over-rotated frequencies, the contrast and its strength.
 
 Knows nothing of models or libraries.
 
@@ -8,7 +8,6 @@ B the RoPE base, d the number of rotated dimensions of a head, L and L* the logi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ __all__ = [
     "log_softmax",
     "plausible",
     "put_behind",
-    "rank",
     "rho",
     "strength",
     "tilt",
@@ -204,16 +202,3 @@ def log_softmax(logits: npt.ArrayLike) -> Array:
     row = np.asarray(logits, np.float64)
     shifted = row - row.max()
     return shifted - np.log(np.exp(shifted).sum())
-
-
-def rank(logits: npt.ArrayLike, tokens: int | Sequence[int]) -> int:
-    """The rank of the gold token, the one that begins the right answer: 1 + how many tokens are more probable (Eq. 1).
-
-    A token of equal probability does not count against it.
-
-    Args:
-        logits: float[n_vocab].
-        tokens: the gold token, or several; then the most probable one counts.
-    """
-    row = np.asarray(logits)
-    return 1 + int((row > row[np.asarray(tokens)].max()).sum())

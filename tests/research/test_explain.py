@@ -15,10 +15,10 @@ from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
 import pypcd
 from pypcd.cli import _text
 from pypcd.decode import Session
-from pypcd.decode.vocabulary import Vocabulary, shown
 from pypcd.evaluation import ModelTokenizer
 from pypcd.evaluation.tasks.kv import KV_SHORT
 from research.explain import Candidate, Step, explain, table
+from research.vocabulary import Vocabulary, shown
 
 SAMPLE = next(iter(KV_SHORT.questions(1, 8, seed=2)))
 

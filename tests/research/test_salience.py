@@ -17,7 +17,8 @@ from pypcd.evaluation import ModelTokenizer, Sample, task
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import interval
 from pypcd.prompt import Prompt, prompt_tokens
-from research.salience import RANKS, Reading, Vocabulary, count_ranks, measure, salience_rows
+from research.salience import RANKS, Reading, count_ranks, measure, salience_rows
+from research.vocabulary import Vocabulary, rank
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,19 @@ def test_first_tokens_are_those_that_the_text_begins_with(demo, vocabulary, answ
 def test_an_answer_without_text_is_an_error(vocabulary) -> None:
     with pytest.raises(ValueError, match="no token begins any of the answers"):
         vocabulary.first_tokens(["", '"'])
+
+
+@pytest.mark.parametrize(
+    "row, gold, wanted",
+    [
+        ([5, 2, 2, 2], [3], 2),  # ties do not count
+        ([5, 4, 3, 2], [3, 1], 2),  # the better of two gold tokens
+        ([1, float("-inf"), 0, float("-inf")], [1], 3),
+        ([3, 1, 3, 2], 1, 4),
+    ],
+)
+def test_ranks_by_hand(row: list[float], gold: list[int] | int, wanted: int) -> None:
+    assert rank(row, gold) == wanted
 
 
 # -- readings ---------------------------------------------------------------------------------------------------------

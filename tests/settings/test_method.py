@@ -16,7 +16,7 @@ import pypcd
 import pypcd.settings.formula
 from pypcd.engine._bindings import Params
 from pypcd.settings.fields import FIELDS
-from pypcd.settings.formula import contrast, frequencies, rank, rho
+from pypcd.settings.formula import contrast, frequencies, rho
 
 n_rots = st.integers(1, 128).map(lambda n: 2 * n)
 alphas = st.floats(0, 10, width=32)
@@ -222,19 +222,3 @@ def test_log_probabilities_sum_to_one_even_of_large_logits_and_excluded_tokens()
     row = np.array([1000.0, 999.0, -np.inf, 0.0])
     p = np.exp(pypcd.settings.formula.log_softmax(row))
     assert p.sum() == pytest.approx(1.0) and p[0] / p[1] == pytest.approx(math.e) and p[2] == 0
-
-
-# -- the rank of a token (Eq. 1) ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "row, gold, wanted",
-    [
-        ([5, 2, 2, 2], [3], 2),  # ties do not count
-        ([5, 4, 3, 2], [3, 1], 2),  # the better of two gold tokens
-        ([1, float("-inf"), 0, float("-inf")], [1], 3),
-        ([3, 1, 3, 2], 1, 4),
-    ],
-)
-def test_ranks_by_hand(row: list[float], gold: list[int] | int, wanted: int) -> None:
-    assert rank(row, gold) == wanted
