@@ -9,7 +9,7 @@ import itertools
 import re
 import secrets
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pypcd.engine import is_defined, token_bytes, token_text  # first: it reports a wrong or missing library
@@ -170,17 +170,11 @@ class Laid:
 
 
 class Elsewhere(abc.ABC):
-    """A model of another process, in the place of a Llama: all that a prompt needs of one."""
+    """A model of another process, in the place of a Llama: beside its tokenize(), token_bos() and metadata, all that a prompt needs of one."""
 
     @abc.abstractmethod
-    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]: ...
-
-    @abc.abstractmethod
-    def token_bos(self) -> int: ...
-
-    @abc.abstractmethod
-    def piece(self, token: int) -> tuple[bytes, str, bool]:
-        """What engine.token_bytes, engine.token_text and engine.is_defined give."""
+    def pieces(self, tokens: Sequence[int]) -> Iterable[tuple[bytes, str, bool]]:
+        """Of each token what engine.token_bytes, engine.token_text and engine.is_defined give."""
 
     @abc.abstractmethod
     def render(self, messages: list[Any]) -> llama_chat_format.ChatFormatterResponse: ...
@@ -199,13 +193,14 @@ def _pieces(llm: Any, tokens: Sequence[int]) -> list[tuple[bytes, bytes, bool]]:
     """Of each token its text, which is empty for a control token, the letters of that, and whether it is a mark: no control token, but read
     wherever they stand, such as DeepSeek's <｜User｜>."""
     known = _PIECES.setdefault(llm, {})
-    for token in set(tokens) - known.keys():
-        text, letters, is_read = (
-            llm.piece(token)
+    if new := sorted(set(tokens) - known.keys()):
+        told = (
+            llm.pieces(new)
             if isinstance(llm, Elsewhere)
-            else (token_bytes(llm, token), token_text(llm, token), is_defined(llm, token))
+            else ((token_bytes(llm, token), token_text(llm, token), is_defined(llm, token)) for token in new)
         )
-        known[token] = text, letters.encode(), is_read and bool(_MARK.fullmatch(letters))
+        for token, (text, letters, is_read) in zip(new, told):
+            known[token] = text, letters.encode(), is_read and bool(_MARK.fullmatch(letters))
     return [known[token] for token in tokens]
 
 

@@ -25,7 +25,7 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,23 +63,16 @@ class Model(Elsewhere):
         self.names: list[str] = []  # of their documents
         self.disk: Mapping[str, Any] | None = None
         self.call = call
-        self._pieces: dict[int, tuple[bytes, str, bool]] = {}
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         tokens: list[int] = self.call("tokenize", [text.decode(), add_bos, special])
-        self._know(tokens)
         return tokens
-
-    def _know(self, tokens: Sequence[int]) -> None:
-        new = sorted(set(tokens) - self._pieces.keys())
-        for token, (numbers, letters, defined) in zip(new, self.call("pieces", new) if new else ()):
-            self._pieces[token] = bytes(numbers), letters, defined
 
     def token_bos(self) -> int:
         return self.bos
 
-    def piece(self, token: int) -> tuple[bytes, str, bool]:
-        return self._pieces[token]
+    def pieces(self, tokens: Sequence[int]) -> Iterator[tuple[bytes, str, bool]]:
+        return ((bytes(numbers), letters, defined) for numbers, letters, defined in self.call("pieces", tokens))
 
     def render(self, messages: list[Any]) -> ChatFormatterResponse:
         whole = []
@@ -88,9 +81,8 @@ class Model(Elsewhere):
             whole.append({**given, "content": made["content"]} if is_said else given)
         # llama.cpp takes a template's beginning of text away, and its tokenizer adds one, which here the template alone decides on
         template = self.metadata.get("tokenizer.chat_template", "")
-        own = [self.bos] if self.bos >= 0 else []
-        self._know(own)
-        begins = "bos_token" in template or any(self.piece(token)[1] in template for token in own)
+        own = self.pieces([self.bos]) if self.bos >= 0 else ()
+        begins = "bos_token" in template or any(letters in template for _, letters, _ in own)
         return ChatFormatterResponse(prompt=self.call("render", whole), added_special=bool(template) and not begins)
 
     @property
