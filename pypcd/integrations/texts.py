@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from pypcd import engine
+from pypcd.decode.search import Greedy
+from pypcd.decode.session import Logits
 from pypcd.errors import InputError, PCDError
 from pypcd.settings.config import PCDConfig
 from pypcd.settings.formula import log_softmax, plausible
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Texts", "choice", "scoring"]
 
-Logits = npt.NDArray[np.float32]
 Choose = Callable[[Logits], int]
 _Item = TypeVar("_Item")
 
@@ -129,10 +127,8 @@ class Texts:
             todo = ((one, slot, i) for one, slot in zip(block, self._slots) for i in range(len(one.tokens)))
             while part := list(itertools.islice(todo, self._n_part)):
                 self._decode(
-                    [
-                        (one.tokens[i - 1] if i else one.prompt[-1], len(one.prompt) - 1 + i, slot)
-                        for one, slot, i in part
-                    ]
+                    (one.tokens[i - 1] if i else one.prompt[-1], len(one.prompt) - 1 + i, slot, True)
+                    for one, slot, i in part
                 )
                 for at, (one, _, i) in enumerate(part):
                     row, best = self._scored(at)
@@ -202,9 +198,9 @@ class Texts:
                     break
                 free = next(slot for slot in self._slots if slot not in {answer.slot for answer in going})
                 i = left.pop(0)
-                going.append(_Answer(i, list(prompts[i]), free, chooser(i) if chooser else _best))
+                going.append(_Answer(i, list(prompts[i]), free, chooser(i) if chooser else Greedy().chooser(b"")))
                 self._open(free, going[-1].prompt)
-            self._decode([(answer.last, answer.n_past, answer.slot) for answer in going])
+            self._decode((answer.last, answer.n_past, answer.slot, True) for answer in going)
             for at, answer in enumerate(going):
                 answer.add(answer.choose(engine.row(self.llm, at)), self.llm, max_tokens, stops, ends)
             for answer in going:
@@ -240,21 +236,21 @@ class Texts:
         room = self.llm.n_ctx() - (self._n_part if self._config else 0)
         for n in range(2, len(texts) + 1):
             prompts = sorted([self._held, *(list(prompt) for prompt, _ in texts[:n])])
-            shared = sum(map(_n_alike, prompts, prompts[1:]))
+            shared = sum(map(self.llm.longest_token_prefix, prompts, prompts[1:]))
             if sum(map(len, prompts)) - shared + sum(more for _, more in texts[:n]) > room:
                 return n - 1
         return max(1, len(texts))
 
     def _open(self, slot: int, prompt: Sequence[int]) -> None:
         """Read a prompt but for its last token, whose row is the first of what follows, and have a sequence continue it."""
-        n = min(_n_alike(self._held, prompt), len(prompt) - 1)
+        n = min(self.llm.longest_token_prefix(self._held, prompt), len(prompt) - 1)
         if not engine.rewind(self.llm, n, 0):  # a recurrent state cannot go back
             engine.rewind(self.llm, 0, 0)
             n = 0
         rest = prompt[n : len(prompt) - 1]
         for begin in range(0, len(rest), self.llm.n_batch):
             part = rest[begin : begin + self.llm.n_batch]
-            self._try([(token, n + begin + i, 0, False) for i, token in enumerate(part)])
+            self._decode((token, n + begin + i, 0, False) for i, token in enumerate(part))
         self._held = list(prompt[:-1])
         self.n_read += len(rest)
         if slot:
@@ -267,11 +263,9 @@ class Texts:
             if slot:
                 engine.rewind(self.llm, 0, slot)
 
-    def _decode(self, entries: Sequence[tuple[int, int, int]]) -> None:
-        self._try([(token, pos, seq, True) for token, pos, seq in entries])
-
-    def _try(self, entries: Sequence[tuple[int, int, int, bool]]) -> None:
-        if not engine.decode(self.llm, entries):
+    def _decode(self, entries: Iterable[tuple[int, int, int, bool]]) -> None:
+        """Evaluate (token, position, sequence, whether its logits are wanted), all in one batch."""
+        if not engine.decode(self.llm, list(entries)):
             raise PCDError(
                 f"the context of {self.llm.n_ctx()} tokens is full with {len(self._slots)} texts at once; have fewer at "
                 "once, or load the model with a larger n_ctx"
@@ -323,13 +317,3 @@ class _Answer:
         if places:
             self.text = self.text[: min(places)]
         self.is_over = bool(places) or len(self.tokens) == max_tokens
-
-
-def _best(row: Logits) -> int:
-    return int(row.argmax())
-
-
-def _n_alike(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two texts begin with alike."""
-    n = min(len(a), len(b))
-    return next((i for i in range(n) if a[i] != b[i]), n)

@@ -76,10 +76,6 @@ class Field:
         """A value as C has it."""
         return self.numbers.get(value, value)
 
-    def to_value(self, number: Any) -> Any:
-        """What a number of C's means."""
-        return {number: value for value, number in self.numbers.items()}.get(number, number)
-
 
 def _field(
     default: Any,

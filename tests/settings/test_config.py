@@ -58,7 +58,6 @@ def test_every_field_reaches_the_library(c: PCDConfig) -> None:
             assert np.float32(value) == native
         else:
             assert field.numbers.get(value, value) == native
-        assert field.is_float or field.to_value(native) == value
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
