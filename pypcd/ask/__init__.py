@@ -76,36 +76,34 @@ class Answer:
     read: str = ""
 
 
+@dataclasses.dataclass(eq=False)
 class Asking:
     """An answer while it is written: iterate over the pieces of its text.
 
-    Attributes:
-        answer: what has come so far.
+    Args:
+        read: as chosen() gives it for the messages.
     """
 
-    def __init__(
-        self, messages: Sequence[Message], read: tuple[Sequence[Message], str], writing: Writing, note: str = ""
-    ) -> None:
-        """
-        Args:
-            read: as chosen() gives it for the messages.
-        """
-        self._messages, (self._turns, self._read), self._writing, self._note = messages, read, writing, note
+    messages: Sequence[Message]
+    read: tuple[Sequence[Message], str]
+    writing: Writing
+    note: str = ""
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._writing)
+        return iter(self.writing)
 
     def close(self) -> None:
         """End it here."""
-        self._writing.close()
+        self.writing.close()
 
     @property
     def answer(self) -> Answer:
-        written = self._writing.answer
-        messages = (*self._messages, {"role": "assistant", "content": written.text})
-        passages, note = sources_of(written.found, self._turns, self._read)
-        notes = "; ".join(filter(None, (self._note, notes_of(self._turns), note)))
-        return Answer(written.text, passages, notes, messages, written, self._read)
+        """What has come so far."""
+        written, (turns, said) = self.writing.answer, self.read
+        messages = (*self.messages, {"role": "assistant", "content": written.text})
+        passages, note = sources_of(written.found, turns, said)
+        notes = "; ".join(filter(None, (self.note, notes_of(turns), note)))
+        return Answer(written.text, passages, notes, messages, written, said)
 
 
 def stoppable(llm: Llama, writing: Asking | Writing, stopped: Callable[[], bool]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pypcd.decode import Greedy, Sampling
+from pypcd.decode.search import never
 from research.methods.beam import Beam
 
 N_VOCAB, END = 4, 3
@@ -60,10 +61,6 @@ def is_end(token: int) -> bool:
 
 def unseen(token: int, row: np.ndarray) -> None:
     pass
-
-
-def never(tokens: Any) -> bool:
-    return False
 
 
 def has_two_ones(tokens: Any) -> bool:

@@ -44,22 +44,16 @@ def test_its_dimensions_are_those_of_the_loaded_model(arch: str, tiny: Tiny) -> 
     llm.close()
 
 
-def write(path: Path, **values: object) -> Path:
-    writer = gguf.GGUFWriter(str(path), "llama")
+def write(path: Path, *tensors: str, **values: object) -> Path:
+    """A file with these metadata, and tensors of as many dimensions as their names have letters."""
+    writer, kinds = gguf.GGUFWriter(str(path), "llama"), gguf.GGUFValueType
     for name, value in values.items():
-        key = f"llama.{name.replace('__', '.')}"
-        if isinstance(value, list):
-            writer.add_array(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        else:
-            writer.add_uint32(key, value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        kind = kinds.UINT32 if isinstance(value, int) else kinds.get_type(value)
+        writer.add_key_value(f"llama.{name.replace('__', '.')}", value, kind)
+    for tensor in tensors:
+        writer.add_tensor(tensor, np.zeros(range(2, 2 + len(tensor)), np.float32))
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
     return path
 
 
@@ -115,10 +109,4 @@ def test_damage_does_no_harm(
 
 
 def test_a_tensor_of_more_dimensions_than_ggml_has_is_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "five.gguf"
-    writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_tensor("five", np.zeros((2, 3, 4, 5, 6), np.float32))
-    writer.add_tensor("behind", np.zeros((7, 8), np.float32))
-    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
-        step()
-    assert read_gguf(str(path)).tensors == {"five", "behind"}
+    assert read_gguf(write(tmp_path / "five.gguf", "abcde", "ab")).tensors == {"abcde", "ab"}

@@ -16,16 +16,11 @@ from pypcd.gguf import resolve_model
 from pypcd.settings.config import Profile
 
 
-def test_a_profile_is_a_setting(tmp_path: Path) -> None:
-    config, path = PCDConfig(beta=1.5, window=64, type_k_over="q8_0"), tmp_path / "my model, tuned.json"
-    Profile(str(path), config.as_dict(), {"n": 3}).write()
-    assert PCDConfig.resolve(str(path)) == PCDConfig.resolve(f" {path} ") == config
-
-
-def test_a_profile_may_say_off(tmp_path: Path) -> None:
-    path = str(tmp_path / "off.json")
-    Profile(path, None, {}).write()
-    assert Profile.read(path).fields is PCDConfig.resolve(path) is None
+@pytest.mark.parametrize("config", [PCDConfig(beta=1.5, window=64, type_k_over="q8_0"), None])
+def test_a_profile_is_a_setting_or_off(config: PCDConfig | None, tmp_path: Path) -> None:
+    path = str(tmp_path / "my model, tuned.json")
+    Profile(path, config and config.as_dict(), {"n": 3}).write()
+    assert PCDConfig.resolve(path) == PCDConfig.resolve(f" {path} ") == config
 
 
 @pytest.mark.parametrize(

@@ -41,19 +41,12 @@ def test_a_methods_name_is_the_setting_too(c: PCDConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "beta=1.5,window=64",
-        "beta=1.5 window=64",
-        "window,relative_top=0.1",
-        "beta=1.5::window=64",
-    ],
+    "text", ["beta=1.5,window=64", "beta=1.5 window=64", "window,relative_top=0.1", "beta=1.5::window=64"]
 )
 def test_words_are_joined_by_colons_alone(text: str) -> None:
-    with pytest.raises(ValueError, match="beta|window"):
-        PCDConfig.resolve(text)
-    with pytest.raises(ValueError, match="beta|window"):
-        parse(f"pcd:{text}")
+    for read in (PCDConfig.resolve, lambda text: parse(f"pcd:{text}")):
+        with pytest.raises(ValueError, match="beta|window"):
+            read(text)
 
 
 def test_a_comma_within_a_method_is_explained() -> None:
