@@ -289,16 +289,6 @@ def test_an_edited_prompt_builds_on_the_text_of_the_first(arch: str, n_batch: in
         close(row, wanted.standard([*tokens, *answer.tokens[:i]])[-1], tolerance(path))
 
 
-def test_passages_stand_in_the_order_of_the_text(llm: pypcd.Llama) -> None:
-    prompt = PROMPT.replace(after="? 09, 09=63 or 02")
-    edited = parse("replay:finder=bm25").edit.edit(Session(llm), prompt, chat=False, answer=never)  # type: ignore[union-attr]
-    assert [passage.index for passage in edited.found.passages] == [2, 9]
-    assert edited.prompt.after == "\n\nFrom the text above:\n\n02=14\n\n09=63\n\n" + prompt.after
-    for one in (PROMPT.replace(segments=PROMPT.segments[:1]), prompt.replace(after="? Nothing")):
-        same = parse("replay").edit.edit(Session(llm), one, chat=False, answer=never)  # type: ignore[union-attr]
-        assert same.prompt == one and same.found.note and not same.found.passages
-
-
 @pytest.mark.parametrize("name", ["ms-poe", "self-extend:2:width=16"])
 def test_methods_that_change_keys_neither_read_nor_write_the_disk(name: str, tmp_path: Any, llm: pypcd.Llama) -> None:
     prompt = PROMPT.replace(segments=tuple(f"{i:02d}={i * 7 % 100:02d}" for i in range(50)))
@@ -518,6 +508,15 @@ def test_a_name_may_have_a_part_of_each_kind() -> None:
         ("pcd:off", "write greedy"),
         ("pcd:betta=1", "did you mean 'beta'"),
         ("beam:n=x", "n is 'x'"),
+        ("beam:1", "n is 1"),
+        ("beam:32", "n is 32"),
+        ("beam:2:length_penalty=11", "length_penalty is 11"),
+        ("sample:0", "temperature is 0"),
+        ("sample:min_p=-0.1", "min_p is -0.1"),
+        ("sample:repeat_penalty=0", "repeat_penalty is 0"),
+        ("sample:top_k=-1", "top_k is -1"),
+        # what is left of pcd:paper:beta=1.5,window=64, since commas stand between methods
+        ("window=64", "no method 'window=64', a value follows its method and a colon"),
         ("greedy:3", "Greedy has no value '3'"),
         ("cad:-1", "alpha is -1"),
         ("segr-vote:2", "n is 2"),

@@ -119,22 +119,3 @@ def test_other_prompts_draw_other_numbers() -> None:
 
     drawn = draw()
     assert min(np.bincount(drawn, minlength=4)) > 20 and drawn == draw()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Beam(1), "n is 1"),
-        (lambda: Beam(32), "n is 32"),
-        (lambda: Beam(2, 11), "length_penalty"),
-        (lambda: Sampling(temperature=0), "temperature"),
-        (lambda: Sampling(top_p=1.1), "top_p"),
-        (lambda: Sampling(min_p=-0.1), "min_p"),
-        (lambda: Sampling(repeat_penalty=0), "repeat_penalty"),
-        (lambda: Sampling(top_k=-1), "top_k"),
-        (lambda: Sampling(seed=-1), "seed"),
-    ],
-)
-def test_values_out_of_range_are_named(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()

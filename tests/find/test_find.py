@@ -174,14 +174,6 @@ def test_both_take_the_best_of_each_in_turn(
     assert all(hit.finder == ("attention" if hit.index in by_attention else "bm25") for hit in found.hits)
 
 
-def test_without_heads_keyword_search_finds_and_says_so(llm: pypcd.Llama) -> None:
-    found = find.find(asked("Is the fox red?", llm=llm))
-    assert [passage.index for passage in found.passages] == [0, 3]
-    assert found.note.startswith("found by keyword search alone: pypcd probe ")
-    with pytest.raises(UnsupportedError, match="pypcd probe .* finds out which heads"):
-        find.find(asked("Is the fox red?", llm=llm), finder="attention")
-
-
 # -- attention -----------------------------------------------------------------------------------------------------------
 
 SEGMENTS = ("nera tode. ", "lumi 3 sa. ", "Kiro ve. ")

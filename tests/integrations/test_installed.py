@@ -7,19 +7,18 @@ import functools
 import pickle
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import pytest
-from conftest import run_python
+from conftest import Tiny, run_python
 from llama_cpp import Llama as ImportedBefore
 
 import pypcd
 
 ROOT = Path(__file__).resolve().parents[2]
-Tiny = Callable[..., Path]
 
 PCD = pypcd.PCDConfig(beta=1.5, gamma=5)
 SMALL: dict[str, Any] = {"n_ctx": 256, "n_threads": 1}

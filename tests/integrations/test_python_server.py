@@ -7,12 +7,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run_python
+from conftest import Tiny, run_python
 from processes import within
 from serving import ask
 
@@ -21,8 +21,6 @@ from pypcd.llama import machine
 
 for package in ("fastapi", "starlette_context", "sse_starlette", "uvicorn", "pydantic_settings"):
     pytest.importorskip(package, reason="llama_cpp.server needs it: pip install 'llama-cpp-python[server]'")
-
-Tiny = Callable[..., Path]
 
 START = "import runpy, pypcd; runpy.run_module('llama_cpp.server', run_name='__main__', alter_sys=True)"
 DEFAULT = "paper:beta=1.5:gamma=5"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Tiny, contrasted, expected, native_row, on_stock, rounding, tolerance, turn
+from conftest import TOKENS, Load, Tiny, contrasted, expected, native_row, on_stock, rounding, tolerance, turn
 from reference import contrast
 
 import pypcd
@@ -20,7 +20,6 @@ from pypcd.integrations.texts import Texts, choice, scoring
 from pypcd.settings.config import PCDConfig
 from pypcd.settings.formula import entropy, log_softmax
 
-Load = Callable[..., pypcd.Llama]
 Pair = tuple[list[int], list[int]]
 
 SHARED = TOKENS[:30]
@@ -244,7 +243,7 @@ def answers(llm: pypcd.Llama, config: PCDConfig | None = None, n: int = 3, **kwa
 )
 def test_answers_are_pypcd_llamas(setting: str | None, tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), False, n_seq_max=4)
-    config = PCDConfig.resolve(setting) if setting else None
+    config = PCDConfig.resolve(setting)
     wanted = []
     for prompt in PROMPTS:
         tokens = itertools.islice(llm.generate(prompt, temp=0.0, pcd=config.repeatable() if config else False), 8)

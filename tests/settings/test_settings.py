@@ -49,11 +49,6 @@ def test_words_are_joined_by_colons_alone(text: str) -> None:
             read(text)
 
 
-def test_a_comma_within_a_method_is_explained() -> None:
-    with pytest.raises(ValueError, match="no method 'window=64', a value follows its method and a colon"):
-        parse("window=64")  # what is left of pcd:paper:beta=1.5,window=64, since commas stand between methods
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
