@@ -45,6 +45,8 @@ _HEAD = struct.Struct("<III")  # llama.cpp's: magic, version, number of tokens
 _STALE = 3600.0  # seconds after which a file that was not finished is left over
 _PIECE = 1 << 24
 
+_whole: set[tuple[str, int, int]] = set()  # files that were read to their end: path, inode, size
+
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
@@ -125,48 +127,55 @@ class PromptCache:
     def restore(self, llm: Llama, tokens: Sequence[int]) -> int:
         """Put the longest beginning of these tokens that is on disk in sequence 0, if that saves at least MIN_TOKENS of them.
 
-        A file that is damaged, or that llama.cpp cannot load, is removed with a warning.
-
         Returns:
             how many tokens were restored; 0: none, and the context is as before, or empty if a file could not be loaded.
         """
         held = llm.longest_token_prefix(llm.input_ids[: llm.n_tokens].tolist(), tokens)
-        for entry in self.find(llm, tokens):
-            if entry.n_tokens < held + MIN_TOKENS:
-                break
-            beginning = list(tokens[: entry.n_tokens])
-            if self.reads(entry, beginning, llm.load_sequence):
-                with contextlib.suppress(OSError):
-                    os.utime(entry.path)
-                return entry.n_tokens
-        return 0
+        entry = self.use(llm, tokens, held + MIN_TOKENS, load=llm.load_sequence)
+        return entry.n_tokens if entry else 0
 
-    def reads(
+    def use(
         self,
-        entry: Entry,
+        llm: Llama | str,
         tokens: Sequence[int],
+        least: int = MIN_TOKENS,
+        *,
         load: Callable[[pathlib.Path, Sequence[int]], object] = lambda path, tokens: None,
         head: Sequence[int] = (),
-    ) -> bool:
-        """Whether a file holds these tokens and can be loaded. One that is damaged, or cannot, is removed with a warning.
+    ) -> Entry | None:
+        """The longest beginning of these tokens that is on disk and can be loaded, which counts as used now; None if there is none of at
+        least so many. A file that is damaged, or cannot be loaded, is removed with a warning.
 
         Args:
-            head: llama.cpp's mark and version of such files; empty: `load` finds these out.
+            llm: as find() takes it.
+            load: puts the tokens of a file in sequence 0.
+            head: llama.cpp's mark and version of such files, if another process loads it, more than once; empty: `load` finds these out.
         """
-        try:
-            _check(entry.path, tokens, head)
-            load(entry.path, tokens)
-        except FileNotFoundError:  # another process removed it
-            return False
-        except OSError as error:
-            engine.logger.warning("%s cannot be read, so the prompt is read again: %s", entry.path, error)
-            return False
-        except PCDError as error:
-            engine.logger.warning("%s is removed, and the prompt is read again: %s", entry.path, error)
+        for entry in self.find(llm, tokens):
+            if entry.n_tokens < least:
+                break
+            beginning = list(tokens[: entry.n_tokens])
+            try:
+                found = entry.path.stat()
+                key = str(entry.path), found.st_ino, found.st_size
+                if not head or key not in _whole:
+                    _check(entry.path, beginning, head)
+                load(entry.path, beginning)
+            except FileNotFoundError:  # another process removed it
+                continue
+            except OSError as error:
+                engine.logger.warning("%s cannot be read, so the prompt is read again: %s", entry.path, error)
+                continue
+            except PCDError as error:
+                engine.logger.warning("%s is removed, and the prompt is read again: %s", entry.path, error)
+                with contextlib.suppress(OSError):
+                    entry.path.unlink()
+                continue
+            _whole.add(key)
             with contextlib.suppress(OSError):
-                entry.path.unlink()
-            return False
-        return True
+                os.utime(entry.path)
+            return entry
+        return None
 
     def keep(
         self,

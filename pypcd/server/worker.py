@@ -16,7 +16,6 @@ argument says, without those in which llama-server looks at the documents:
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import faulthandler
 import json
@@ -173,26 +172,15 @@ def _id(disk: Mapping[str, Any]) -> str:
     return id_of(disk["weights"], engine.cache_settings(given, disk["scaling"], disk["slides"], disk["n_ctx"]))
 
 
-_whole: set[tuple[str, int, int]] = set()  # files that were read to their end: path, inode, size
-
-
 def _beginning(tokens: Sequence[int], disk: Mapping[str, Any] | None) -> dict[str, Any]:
     """The beginning of a prompt that is kept for other questions, and the longest part of it that is on disk."""
     cache, told = PromptCache(), {**_NO_BEGINNING, "n_kept": len(tokens)}
     if not disk or not cache.limit or len(tokens) < MIN_TOKENS:
         return told
     told["is_kept"] = False
-    for entry in cache.find(_id(disk), tokens):
-        try:
-            key = str(entry.path), entry.path.stat().st_ino, entry.n_bytes
-        except OSError:  # another process removed it
-            continue
-        if key in _whole or cache.reads(entry, tokens[: entry.n_tokens], head=disk["head"]):
-            _whole.add(key)
-            with contextlib.suppress(OSError):
-                os.utime(entry.path)  # it is used
-            is_kept = entry.n_tokens == len(tokens)
-            return {**told, "is_kept": is_kept, "path": key[0], "n_on_disk": entry.n_tokens, "n_spared": MIN_TOKENS}
+    if entry := cache.use(_id(disk), tokens, head=disk["head"]):
+        is_kept, n = entry.n_tokens == len(tokens), entry.n_tokens
+        told |= {"is_kept": is_kept, "path": str(entry.path), "n_on_disk": n, "n_spared": MIN_TOKENS}
     return told
 
 
