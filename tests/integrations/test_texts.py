@@ -44,6 +44,11 @@ SETTINGS = [
 STOCK = pytest.param("window:window=4:gamma=3", id="stock", marks=on_stock)
 
 
+@pytest.fixture
+def llm(tiny: Tiny, load: Load) -> pypcd.Llama:
+    return load(tiny("llama"), False, n_seq_max=5)
+
+
 def scores(
     llm: pypcd.Llama, pairs: Sequence[Pair], config: PCDConfig | None = None, n: int = 4
 ) -> list[tuple[float, bool]]:
@@ -94,8 +99,7 @@ def test_plain_scores_are_those_of_stocks_rows(arch: str, tiny: Tiny, load: Load
         assert recurrent or {greedy for _, greedy in got} == {True, False}
 
 
-def test_what_contexts_begin_with_is_read_once(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False, n_seq_max=5)
+def test_what_contexts_begin_with_is_read_once(llm: pypcd.Llama) -> None:
     texts = Texts(llm, 4)
     assert len(list(texts.score(PAIRS))) == len(PAIRS)
     # the last token of a context is read with its continuation: 29 shared and that of SHARED itself, 9 and 2 more
@@ -134,11 +138,10 @@ def wanted_row(path: Path, tokens: list[int], config: PCDConfig) -> np.ndarray:
 
 
 @pytest.mark.parametrize("setting", [*SETTINGS, pytest.param(SETTINGS[3], id="stock", marks=on_stock)])
-def test_scores_are_the_references_contrast_without_a_cut(setting: str, tiny: Tiny, load: Load) -> None:
+def test_scores_are_the_references_contrast_without_a_cut(setting: str, tiny: Tiny, llm: pypcd.Llama) -> None:
     """And the same one by one and together."""
     path, config = tiny("llama"), PCDConfig.resolve(setting)
     assert config is not None
-    llm = load(path, False, n_seq_max=5)
     plain, got, alone = scores(llm, PAIRS), scores(llm, PAIRS, config), scores(llm, PAIRS, config, 1)
     limit = 2 * contrasted(tolerance(path) * turn(path, config), config.beta)
     apart = 0.0
@@ -156,11 +159,10 @@ def test_scores_are_the_references_contrast_without_a_cut(setting: str, tiny: Ti
 @pytest.mark.parametrize(
     "setting", ["paper:beta=2.5:gamma=4", "paper:beta=4:relative_top=0.9", "window:window=4:gamma=3", STOCK]
 )
-def test_greedy_means_what_generation_writes_with_its_cut(setting: str, tiny: Tiny, load: Load) -> None:
+def test_greedy_means_what_generation_writes_with_its_cut(setting: str, llm: pypcd.Llama) -> None:
     """The best token of the whole row is often another one, which the cut excludes."""
     config = PCDConfig.resolve(setting)
     assert config is not None
-    llm = load(tiny("llama"), False, n_seq_max=5)
     pairs = greedy_pairs(llm, pcd=config.repeatable())
     got = scores(llm, pairs, config)
     assert [is_greedy for _, is_greedy in got] == [True, False] * (len(pairs) // 2)
@@ -191,10 +193,9 @@ def test_a_choice_by_hand() -> None:
     assert choice(np.full(3, -np.inf, np.float32), best[:3], config) == 0
 
 
-def test_floors_decide_as_in_generation(tiny: Tiny, load: Load) -> None:
+def test_floors_decide_as_in_generation(tiny: Tiny, llm: pypcd.Llama) -> None:
     """A continuation is an answer: it is plain where the row before it has too little entropy, or the context is short."""
     path = tiny("llama")
-    llm = load(path, False, n_seq_max=5)
     bits = []
     for context, _ in PAIRS:
         llm.reset()
@@ -241,8 +242,7 @@ def answers(llm: pypcd.Llama, config: PCDConfig | None = None, n: int = 3, **kwa
 @pytest.mark.parametrize(
     "setting", [None, "paper:beta=1.5", "window:window=4:beta=4", "paper:cache=shared:min_first_entropy=6.3", STOCK]
 )
-def test_answers_are_pypcd_llamas(setting: str | None, tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False, n_seq_max=4)
+def test_answers_are_pypcd_llamas(setting: str | None, llm: pypcd.Llama) -> None:
     config = PCDConfig.resolve(setting)
     wanted = []
     for prompt in PROMPTS:
@@ -254,8 +254,7 @@ def test_answers_are_pypcd_llamas(setting: str | None, tiny: Tiny, load: Load) -
         assert answers(llm, config) != answers(llm)
 
 
-def test_a_text_or_a_token_ends_an_answer(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False, n_seq_max=4)
+def test_a_text_or_a_token_ends_an_answer(llm: pypcd.Llama) -> None:
     whole = answers(llm)
     stop = whole[0][2:4]
     assert stop and answers(llm, stops=["never", stop])[0] == whole[0][: whole[0].index(stop)]
@@ -266,8 +265,7 @@ def test_a_text_or_a_token_ends_an_answer(tiny: Tiny, load: Load) -> None:
     assert answers(llm, max_tokens=2)[0] == whole[0][: len(answers(llm, max_tokens=2)[0])] != whole[0]
 
 
-def test_drawn_answers_do_not_depend_on_what_is_beside_them(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False, n_seq_max=4)
+def test_drawn_answers_do_not_depend_on_what_is_beside_them(llm: pypcd.Llama) -> None:
 
     def chooser(i: int) -> Any:
         return Sampling(temperature=1.0, top_k=20, seed=i).chooser(repr(PROMPTS[i]).encode())
@@ -277,8 +275,7 @@ def test_drawn_answers_do_not_depend_on_what_is_beside_them(tiny: Tiny, load: Lo
     assert alone[0] != alone[4], "the same prompt twice, with two seeds"
 
 
-def test_what_does_not_fit_waits_and_what_never_fits_is_refused(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False, n_seq_max=4)
+def test_what_does_not_fit_waits_and_what_never_fits_is_refused(llm: pypcd.Llama) -> None:
     prompts = [(TOKENS[i:] * 3)[:150] for i in range(4)]  # two of them are more than the context of 256
     for config in (None, PCDConfig(beta=1.5)):
         together, alone = (dict(Texts(llm, n, config).answers(prompts, max_tokens=20)) for n in (3, 1))

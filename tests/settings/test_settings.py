@@ -11,7 +11,7 @@ from test_config import configs
 
 from pypcd import PCDConfig
 from pypcd.decode import PCD, parse, setting_of
-from pypcd.settings.config import PRESETS, read_values, typed
+from pypcd.settings.config import PRESETS, typed
 
 windows = st.builds(
     PCDConfig,
@@ -74,14 +74,6 @@ def test_words_are_joined_by_colons_alone(text: str) -> None:
 def test_what_is_not_a_setting_is_answered_with_what_is(text: str, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         PCDConfig.resolve(text)
-
-
-@given(anything, st.sampled_from(["on", *PRESETS]), st.sampled_from(["beta=1.5", "gamma=5:min_context=3"]))
-def test_a_text_means_the_same_whatever_is_in_force(base: PCDConfig, first: str, values: str) -> None:
-    text, start = f"{first}:{values}", PCDConfig.resolve(first)
-    typed = read_values(values.split(":"))
-    assert PCDConfig.resolve(text, base) == PCDConfig.resolve(text) == start.replace(**typed)  # type: ignore[union-attr]
-    assert PCDConfig.resolve(typed, base) == base.replace(**typed)
 
 
 def test_a_text_is_a_whole_setting_and_a_mapping_a_change() -> None:
