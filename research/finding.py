@@ -107,8 +107,8 @@ def found(session: Session, finder: str, files: Files, asked: Asked) -> Row:
     (name, _, read), begin = finder.partition(", read "), time.perf_counter()
     messages = [{"role": "user", "content": asked.question, "documents": [*files.values()]}]
     messages, _ = chosen(session.llm, messages, read_of(read or "all"), session.llm.n_ctx())
-    turns = prompt_of(messages).turns
-    result = find.find(find.Asked(session.llm, turns, has_template(session.llm), session.attention), finder=name)
+    prompt = prompt_of(messages)
+    result = find.find(find.Asked(session.llm, prompt, has_template(session.llm), session.attention), finder=name)
     seconds, sources = time.perf_counter() - begin, sources_of(result, messages, "")[0]
     spans = _spans(files, sources)
     tokens = sum(len(session.llm.tokenize(one.text.encode(), add_bos=False)) for one in sources)

@@ -49,7 +49,6 @@ class Replay:
             llm: a Llama, or prompt.Elsewhere.
             look: as in Asked; what it raises as UnsupportedError leaves attention out of "both".
         """
-        asked = Asked(llm, prompt.turns, chat, look, prompt.answer_prefix, prompt.earlier)
-        found = find(asked, finder=self.finder, n=self.n, n_tokens=self.n_tokens)
+        found = find(Asked(llm, prompt, chat, look), finder=self.finder, n=self.n, n_tokens=self.n_tokens)
         texts = [passage.text for passage in found.passages]
         return Edited(prompt.with_passages(texts) if texts else prompt, found)

@@ -48,7 +48,7 @@ def probe(llm: Llama, progress: Callable[[int, int], object] = lambda n, total: 
         for i in range(N_TEXTS):
             own = chosen[i::N_TEXTS]
             text = tuple(f"{p['context'].strip()}\n\n" for p in own)
-            asked = Asked(llm, Prompt(segments=text, after="?").turns, has_template(llm), session.attention)
+            asked = Asked(llm, Prompt(segments=text, after="?"), has_template(llm), session.attention)
             null = attended(asked, NULL)
             questions = [
                 (k, other_words.get(qa["id"], qa["question"]))

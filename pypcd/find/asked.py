@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pypcd.prompt import Laid, Turn, lay
+from pypcd.prompt import AnyPrompt, Laid, Turn, lay
 
 if TYPE_CHECKING:
     from pypcd.find.heads import Heads
     from pypcd.llama import Llama
 
-__all__ = ["Asked", "Finder", "Look", "Passage", "Ranked", "best"]
+__all__ = ["Asked", "Finder", "Look", "Passage", "Ranked"]
 
 SHARE = 0.2  # of the best segment's score, that others need to be found too
 
@@ -29,17 +29,18 @@ class Asked:
     """A prompt whose last message ends with a question.
 
     Attributes:
-        turns: the messages; pieces of kind "segment" are what is searched, the last one of kind "question" what is asked.
+        prompt: its pieces of kind "segment" are what is searched, the last one of kind "question" what is asked.
         look: reads attention.
-        earlier: the question before this one, which it may go on from ("and the second one?"); empty: there is none.
     """
 
     llm: Llama
-    turns: tuple[Turn, ...]
+    prompt: AnyPrompt
     chat: bool
     look: Look
-    answer_prefix: str = ""
-    earlier: str = ""
+
+    @functools.cached_property
+    def turns(self) -> tuple[Turn, ...]:
+        return self.prompt.turns
 
     @functools.cached_property
     def segments(self) -> tuple[str, ...]:
@@ -53,7 +54,7 @@ class Asked:
     @property
     def question(self) -> str:
         """The question, behind the one before it."""
-        return "\n".join(filter(None, [self.earlier.strip(), self.own]))
+        return "\n".join(filter(None, [self.prompt.earlier.strip(), self.own]))
 
     def laid(self, question: str) -> Laid:
         """The prompt with another question in the place of this one."""
@@ -62,7 +63,7 @@ class Asked:
             piece._replace(text=piece.text.replace(piece.text.strip(), question)) if piece.kind == "question" else piece
             for piece in message
         )
-        return lay(self.llm, (*others, (role, asked)), chat=self.chat, answer_prefix=self.answer_prefix)
+        return lay(self.llm, (*others, (role, asked)), chat=self.chat, answer_prefix=self.prompt.answer_prefix)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,11 +96,12 @@ class Ranked:
     n: int = 2
     note: str = ""
 
-
-def best(scores: npt.NDArray[np.float64]) -> list[int]:
-    """The segments that are found, the best first."""
-    order = np.argsort(-scores, kind="stable")
-    return [int(i) for i in order if scores[i] > 0 and scores[i] >= SHARE * scores.max()]
+    @classmethod
+    def of(cls, asked: Asked, scores: npt.NDArray[np.float64], finder: str) -> Ranked:
+        """What a finder has found that scores segments."""
+        order = (int(i) for i in np.argsort(-scores, kind="stable"))
+        best = (i for i in order if scores[i] > 0 and scores[i] >= SHARE * scores.max())
+        return cls([Passage(i, asked.segments[i].strip(), float(scores[i]), finder) for i in best])
 
 
 # ranks the segments of a prompt; an UnsupportedError says why it cannot work with this model

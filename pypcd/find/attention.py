@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd.errors import UnsupportedError
-from pypcd.find.asked import Asked, Passage, Ranked, best
+from pypcd.find.asked import Asked, Ranked
 from pypcd.find.heads import Heads, heads_of
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ def by_attention(asked: Asked) -> Ranked:
     if heads is None:
         raise UnsupportedError(f"pypcd probe {asked.llm.model_path} finds out which heads of this model look, too")
     pays, nothing = attended(asked, asked.question, heads), _null(asked, heads)
-    scores = np.concatenate([pays[il] - nothing[il] for il in pays]).sum(axis=0)
-    return Ranked([Passage(i, asked.segments[i].strip(), float(scores[i]), "attention") for i in best(scores)])
+    return Ranked.of(asked, np.concatenate([pays[il] - nothing[il] for il in pays]).sum(axis=0), "attention")
 
 
 Pays = Mapping[int, npt.NDArray[np.float64]]  # as attended() gives it
@@ -46,7 +45,7 @@ _NULLS: weakref.WeakKeyDictionary[Llama, tuple[Any, Pays]] = weakref.WeakKeyDict
 def _null(asked: Asked, heads: Heads) -> Pays:
     """What the empty question pays: the same for all questions about a text."""
     *others, (role, message) = asked.turns
-    beside = tuple(piece for piece in message if piece.kind != "question"), asked.chat, asked.answer_prefix
+    beside = tuple(piece for piece in message if piece.kind != "question"), asked.chat, asked.prompt.answer_prefix
     key = others, role, beside, heads
     known, pays = _NULLS.get(asked.llm, (None, {}))
     if known != key:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pypcd.document.letters import WIDE
-from pypcd.find.asked import Asked, Passage, Ranked, best
+from pypcd.find.asked import Asked, Ranked
 
 __all__ = ["by_words", "load", "ranked", "words"]
 
@@ -115,5 +115,4 @@ def ranked(segments: tuple[str, ...], question: str, earlier: str = "") -> npt.N
 
 def by_words(asked: Asked) -> Ranked:
     """It needs no model."""
-    scores = ranked(asked.segments, asked.own, asked.earlier.strip())
-    return Ranked([Passage(i, asked.segments[i].strip(), float(scores[i]), "bm25") for i in best(scores)])
+    return Ranked.of(asked, ranked(asked.segments, asked.own, asked.prompt.earlier.strip()), "bm25")

@@ -28,8 +28,8 @@ TEXTS = ("The red fox runs.\n\n", "A red red hen.\n\n", "Seven crowns were paid.
 COUNTING: Any = SimpleNamespace(tokenize=lambda text, **_: text.split())  # a model, as far as its words are counted
 
 
-def asked(question: str, texts: tuple[str, ...] = TEXTS, llm: Any = COUNTING, earlier: str = "") -> Asked:
-    return Asked(llm, Prompt(segments=texts, after=question).turns, False, lambda *_: {}, earlier=earlier)
+def asked(question: str, texts: tuple[str, ...] = TEXTS, llm: Any = COUNTING) -> Asked:
+    return Asked(llm, Prompt(segments=texts, after=question), False, lambda *_: {})
 
 
 @pytest.fixture
@@ -107,10 +107,11 @@ def test_a_key_is_found_alone() -> None:
 
 
 def test_a_question_goes_on_from_the_one_before_it() -> None:
-    assert [hit.index for hit in by_words(asked("And crowns?", earlier="A hen?")).hits] == [2, 1]
-    first = ("user", (Piece("t", "segment"), Piece("One?", "question")))
-    turns = Messages((first, ("assistant", (Piece("1"),)), ("user", (Piece("Two?", "question"),))))
-    assert turns.earlier == "One?" and Messages(turns.turns[:1]).earlier == ""
+    first = ("user", (*(Piece(text, "segment") for text in TEXTS), Piece("A hen?", "question")))
+    turns = Messages((first, ("assistant", (Piece("1"),)), ("user", (Piece("And crowns?", "question"),))))
+    assert turns.earlier == "A hen?" and Messages(turns.turns[:1]).earlier == ""
+    one = Asked(COUNTING, turns, False, lambda *_: {})
+    assert [hit.index for hit in by_words(one).hits] == [2, 1] and one.question == "A hen?\nAnd crowns?"
 
 
 # -- what is chosen ------------------------------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ def test_a_segment_gets_what_the_questions_own_tokens_pay(
     llm = load(path, False, flash_attn=True)
     prompt = Prompt(before, SEGMENTS, "", question)
     session = Session(llm)
-    got = attention.attended(Asked(llm, prompt.turns, chat, session.attention), question.strip())
+    got = attention.attended(Asked(llm, prompt, chat, session.attention), question.strip())
     text = jinja2.Template(TAIL).render(messages=[{"role": "user", "content": prompt.text}]) if chat else prompt.text
     tokens = llm.tokenize(text.encode(), add_bos=not chat, special=False)  # as llama_cpp does
     ends = np.cumsum([len(token_bytes(llm, token)) for token in tokens])
@@ -219,7 +220,7 @@ def test_a_text_from_disk_gets_the_same_and_so_does_the_next_question(
     found, evaluated = [], []
     for _ in range(2):
         session = Session(llm, cache=PromptCache(tmp_path, 2**30))
-        one = Asked(llm, Prompt(segments=texts, after="?").turns, False, session.attention)
+        one = Asked(llm, Prompt(segments=texts, after="?"), False, session.attention)
         found.append([attention.attended(one, question) for question in ("What is 007?", "And 012?", "What is 007?")])
         evaluated.append(session.n_evaluated)
         engine.clear(llm)
