@@ -148,6 +148,7 @@ def test_a_damaged_file_is_removed_and_the_prompt_is_read_again(
 ) -> None:
     writer = load(tiny(), False, **LARGE)
     read(writer, cache)
+    assert cache.restore(load(tiny(), False, **LARGE), TEXT)  # what was whole then is looked at again
     damage(cache.entries()[0].path)
     reader = load(tiny(), False, **LARGE)
     assert cache.restore(reader, TEXT) == 0 and "is removed" in caplog.text and not cache.entries()
