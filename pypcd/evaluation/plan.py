@@ -16,15 +16,13 @@ from typing import Any
 from pypcd import files
 from pypcd.errors import InputError
 from pypcd.evaluation.tasks import parts_of
+from pypcd.evaluation.tasks.sample import HALVES
 from pypcd.settings.ranges import Choice, Integer, check
 
 __all__ = ["BASELINE", "HALVES", "Directory", "Key", "Plan", "is_in"]
 
 BASELINE = "greedy"
 """The method that all others are compared with: plain greedy decoding."""
-
-HALVES = ("first", "second")
-"""Of the questions: those with even numbers and those with odd ones."""
 
 Key = tuple[str, int, int, str]  # task, length, index of the sample, method
 

@@ -254,10 +254,10 @@ def test_frequencies_follow_the_zeta_distribution() -> None:
 
 def test_no_number_of_coded_words_makes_the_fourth_rank_a_tie() -> None:
     for n_words in range(ruler.FEWEST_CODED, 2000):
-        (sample,) = ruler.FWE()._questions(1, n_words, 5 + n_words % 10, 0)
+        (sample,) = ruler.FWE().questions(1, n_words, n_ranks=5 + n_words % 10)
         counts = sorted(collections.Counter(sample.prompt.segments).values(), reverse=True)
         assert counts[0] > counts[1] > counts[2] > counts[3] > counts[4]
-    (sample,) = ruler.FWE()._questions(1, 42, 10, 0)
+    (sample,) = ruler.FWE().questions(1, 42)
     assert sorted(collections.Counter(sample.prompt.segments).values(), reverse=True)[3:] == [1, 1]
 
 

@@ -13,13 +13,13 @@ import functools
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from pypcd.evaluation.tasks import frozen
 from pypcd.evaluation.tasks.kv import KV
 from pypcd.evaluation.tasks.metrics import any_match
-from pypcd.evaluation.tasks.sample import Sample
+from pypcd.evaluation.tasks.sample import HALVES, Sample
 from pypcd.prompt import Prompt
 
 __all__ = ["KV_RECORDS", "KVRecords", "XQuAD", "articles", "reworded"]
@@ -81,13 +81,12 @@ class _Question:
 
 @functools.cache
 def _questions() -> Sequence[_Question]:
-    articles = json.loads(_content("xquad.en.json"))["data"]
-    return _interleaved("xquad", {article["title"]: article for article in articles}, _of_articles)
+    return _interleaved(*(_of_articles(articles(half)) for half in HALVES))
 
 
-def _of_articles(articles: Sequence[dict[str, Any]]) -> list[_Question]:
+def _of_articles(of_half: Sequence[Sequence[dict[str, Any]]]) -> list[_Question]:
     """The questions of a half, in one mixed order for all seeds."""
-    asked = [paragraph for article in articles for paragraph in article["paragraphs"]]
+    asked = [paragraph for article in of_half for paragraph in article]
     texts = [paragraph["context"] for paragraph in asked]
     found = [
         _Question(qa["id"], qa["question"], qa["answers"][0]["text"], text, (*texts[:k], *texts[k + 1 :]))
@@ -121,9 +120,8 @@ class KVRecords(KV):
 
 def articles(half: str) -> list[list[dict[str, Any]]]:
     """The paragraphs of each of XQuAD's articles of the "first" or "second" half, as SQuAD's format has them: "context" and "qas"."""
-    chosen = _halves("xquad")[half]
     made = {article["title"]: article["paragraphs"] for article in json.loads(_content("xquad.en.json"))["data"]}
-    return [made[title] for title in chosen]
+    return [made[title] for title in _parts("xquad", half)]
 
 
 def reworded() -> dict[str, str]:
@@ -135,20 +133,17 @@ def reworded() -> dict[str, str]:
 
 @functools.cache
 def _records() -> Sequence[Pairs]:
-    lines = map(json.loads, _content("kv140.jsonl").splitlines())
-    records = {k: [(key, value) for key, value in line["ordered_kv_records"]] for k, line in enumerate(lines)}
-    return _interleaved("kv140", records, list)
+    lines = [json.loads(line)["ordered_kv_records"] for line in _content("kv140.jsonl").splitlines()]
+    return _interleaved(*([[*map(tuple, lines[k])] for k in _parts("kv140", half)] for half in HALVES))
 
 
-def _interleaved(name: str, parts: dict[Any, Any], made: Callable[[list[Any]], list[T]]) -> list[T]:
-    """What is made of the parts of either half, in turn."""
-    halves = _halves(name)
-    first, second = (made([parts[part] for part in halves[half]]) for half in ("first", "second"))
+def _interleaved(first: Sequence[T], second: Sequence[T]) -> list[T]:
     return [one for pair in zip(first, second) for one in pair]
 
 
-def _halves(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((PUBLIC / "halves.json").read_text(encoding="utf-8"))[name]
+def _parts(name: str, half: str) -> list[Any]:
+    """The titles of articles, or the numbers of records, of a half."""
+    found: list[Any] = json.loads((PUBLIC / "halves.json").read_text(encoding="utf-8"))[name][half]
     return found
 
 

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from pypcd.evaluation.tasks.metrics import recall
-from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
-from pypcd.evaluation.tasks.size import Sized, fill
+from pypcd.evaluation.tasks.sample import Sample, Tokenizer
+from pypcd.evaluation.tasks.size import Make, Sized
 from pypcd.prompt import Prompt
 
 __all__ = ["CWE", "FWE", "NIAH", "NOISE", "N_HOPS", "VT", "chain", "hidden", "names_of", "tracking"]
@@ -31,7 +31,7 @@ NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. The
 N_HOPS = 4
 
 
-class _Ruler(Task):
+class _Ruler(Sized):
     """What RULER's tasks have in common."""
 
     metric = "recall"
@@ -49,18 +49,16 @@ class VT(_Ruler):
 
     name = "vt"
     max_tokens = 30
+    smallest = N_HOPS + 1
 
-    def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        self.check(n, n_tokens)
-        n_noises = N_HOPS + 1
+    def at_length(self, n_tokens: int, tokenizer: Tokenizer, seed: int) -> Make:
+        n_noises = self.smallest
         while len(tokenizer.encode(self._example(n_noises + 1, seed))) <= 500:
             n_noises += 1
-        return fill(
-            lambda size: self._questions(n, size, n_noises, seed), N_HOPS + 1, n_tokens, self.max_tokens, tokenizer
-        )
+        return functools.partial(self.questions, n_example_noises=n_noises)
 
-    def _questions(self, n: int, n_noises: int, n_example_noises: int, seed: int) -> Iterator[Sample]:
-        rng = random.Random(f"vt {seed} {n_noises}")
+    def questions(self, n: int, size: int, seed: int = 0, n_example_noises: int = smallest) -> Iterator[Sample]:
+        rng = random.Random(f"vt {seed} {size}")
         for i in range(n):
             value, example_value = rng.sample(range(10000, 99999), 2)
             names, example_names = names_of(rng, 5), names_of(rng, 3)
@@ -68,7 +66,7 @@ class VT(_Ruler):
             example = self._example(n_example_noises, seed, example_names, example_value)
             prompt = Prompt(
                 before=f"{example} {' '.join(example_names)}\n\n{before}",
-                segments=hidden(rng, [NOISE] * n_noises, chain(names, value)),
+                segments=hidden(rng, [NOISE] * size, chain(names, value)),
                 joiner="\n",
                 after=after,
                 answer_prefix=answer_prefix,
@@ -88,7 +86,7 @@ Kind = Literal["words", "numbers", "uuids", "coded"]
 
 
 @dataclasses.dataclass(eq=False)
-class NIAH(_Ruler, Sized):
+class NIAH(_Ruler):
     """Needles (the sentences to find) in a haystack of one repeated noise sentence or of other needles; never last.
 
     Numbers have seven digits; UUIDs are random ones of version 4. A word is an adjective and a noun of the package
@@ -159,15 +157,13 @@ class CWE(_Ruler):
 
     name = "cwe"
     max_tokens = 120
+    smallest = N_COMMON + 1
 
-    def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        self.check(n, n_tokens)
-        return fill(
-            lambda size: self._questions(n, size, n_tokens, seed), N_COMMON + 1, n_tokens, self.max_tokens, tokenizer
-        )
+    def at_length(self, n_tokens: int, tokenizer: Tokenizer, seed: int) -> Make:
+        return functools.partial(self.questions, n_tokens=n_tokens)
 
-    def _questions(self, n: int, n_words: int, n_tokens: int, seed: int) -> Iterator[Sample]:
-        rng = random.Random(f"cwe {seed} {n_words}")
+    def questions(self, n: int, size: int, seed: int = 0, n_tokens: int = 4096) -> Iterator[Sample]:
+        rng = random.Random(f"cwe {seed} {size}")
         n_example_words, example_repeats, repeats = (20, (3, 1), (6, 1)) if n_tokens < 4096 else (40, (10, 3), (30, 3))
         before = (
             "Below is a numbered list of words. In these words, some appear more often than others. Memorize the ones that "
@@ -177,7 +173,7 @@ class CWE(_Ruler):
         answer_prefix = " Answer: The top 10 words that appear most often in the list are:"
         for i in range(n):
             example, in_example = _word_list(rng, n_example_words, *example_repeats)
-            words, common = _word_list(rng, n_words, *repeats)
+            words, common = _word_list(rng, size, *repeats)
             shown = f"{before}{' '.join(numbered(example))}{after}{answer_prefix} {' '.join(numbered(in_example))}\n"
             prompt = Prompt(shown + before, numbered(words), " ", after, answer_prefix)
             yield Sample(i, prompt, common, gold=" " + " ".join(numbered(common)))  # as in the example
@@ -200,17 +196,14 @@ class FWE(_Ruler):
 
     name = "fwe"
     max_tokens = 50
+    smallest = FEWEST_CODED
 
-    def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
-        self.check(n, n_tokens)
-        n_ranks = max(10, (n_tokens - self.max_tokens) // 50)
-        return fill(
-            lambda size: self._questions(n, size, n_ranks, seed), FEWEST_CODED, n_tokens, self.max_tokens, tokenizer
-        )
+    def at_length(self, n_tokens: int, tokenizer: Tokenizer, seed: int) -> Make:
+        return functools.partial(self.questions, n_ranks=max(10, (n_tokens - self.max_tokens) // 50))
 
-    def _questions(self, n: int, n_words: int, n_ranks: int, seed: int) -> Iterator[Sample]:
-        rng = random.Random(f"fwe {seed} {n_words}")
-        counts = [int(n_words * rank**-ALPHA / ZETA_OF_ALPHA) for rank in range(1, n_ranks + 1)]
+    def questions(self, n: int, size: int, seed: int = 0, n_ranks: int = 10) -> Iterator[Sample]:
+        rng = random.Random(f"fwe {seed} {size}")
+        counts = [int(size * rank**-ALPHA / ZETA_OF_ALPHA) for rank in range(1, n_ranks + 1)]
         counts = [count for count in counts if count]
         for i in range(n):
             ranked = ["...", *_distinct(rng, "coded", len(counts) - 1)]

@@ -14,7 +14,10 @@ from pypcd.errors import InputError
 from pypcd.prompt import Prompt
 from pypcd.settings.ranges import Integer
 
-__all__ = ["Sample", "Task", "Tokenizer"]
+__all__ = ["HALVES", "Sample", "Task", "Tokenizer"]
+
+HALVES = ("first", "second")
+"""Of the questions: those with even numbers and those with odd ones."""
 
 
 class Tokenizer(Protocol):

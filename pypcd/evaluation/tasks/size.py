@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from pypcd.errors import InputError
 from pypcd.evaluation.tasks.sample import Sample, Task, Tokenizer
 
-__all__ = ["Sized", "fill", "largest"]
+__all__ = ["Make", "Sized", "largest"]
+
+Make = Callable[[int, int, int], Iterator[Sample]]  # questions, of their number, their size and a seed
 
 
 class Sized(Task):
@@ -24,31 +26,21 @@ class Sized(Task):
     def questions(self, n: int, size: int, seed: int = 0) -> Iterator[Sample]:
         """n questions of a size."""
 
+    def at_length(self, n_tokens: int, tokenizer: Tokenizer, seed: int) -> Make:
+        """questions(), or what makes them where a length decides more than their size."""
+        return self.questions
+
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         self.check(n, n_tokens)
-        return fill(lambda size: self.questions(n, size, seed), self.smallest, n_tokens, self.max_tokens, tokenizer)
-
-
-def fill(
-    make: Callable[[int], Iterable[Sample]], smallest: int, n_tokens: int, n_answer: int, tokenizer: Tokenizer
-) -> list[Sample]:
-    """The samples of the largest size at which every prompt and its answer fit in n_tokens.
-
-    Args:
-        make: returns the samples of a size.
-        n_answer: tokens of an answer.
-
-    Raises:
-        ValueError: even the smallest size does not fit.
-    """
-    longest = max(make(smallest), key=lambda sample: tokenizer.count(sample.prompt))
-    largest(lambda size: longest, smallest, n_tokens, n_answer, tokenizer, most=smallest)  # an error if it does not fit
-    # The first sample gives an upper bound. Counting all samples at every step would take n times as long, and the others
-    # differ by only a few tokens.
-    size = largest(lambda size: next(iter(make(size))), smallest, n_tokens, n_answer, tokenizer)
-    while any(tokenizer.count(sample.prompt) + n_answer > n_tokens for sample in make(size)):
-        size -= 1
-    return list(make(size))
+        make, limits = self.at_length(n_tokens, tokenizer, seed), (n_tokens, self.max_tokens, tokenizer)
+        longest = max(make(n, self.smallest, seed), key=lambda sample: tokenizer.count(sample.prompt))
+        largest(lambda size: longest, self.smallest, *limits, most=self.smallest)  # an error if it does not fit
+        # The first sample gives an upper bound. Counting all samples at every step would take n times as long, and the others
+        # differ by only a few tokens.
+        size = largest(lambda size: next(make(n, size, seed)), self.smallest, *limits)
+        while any(tokenizer.count(sample.prompt) + self.max_tokens > n_tokens for sample in make(n, size, seed)):
+            size -= 1
+        return list(make(n, size, seed))
 
 
 def largest(
