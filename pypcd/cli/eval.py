@@ -6,23 +6,12 @@ import argparse
 import collections
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pypcd import files
 from pypcd.cli import _options, _progress, _table, _terminal, demo
 from pypcd.errors import InputError
-from pypcd.evaluation import (
-    GROUPS,
-    Directory,
-    Plan,
-    advice,
-    evaluate,
-    markdown,
-    rows,
-    run_options,
-    tasks_of,
-)
+from pypcd.evaluation import GROUPS, Directory, Plan, advice, evaluate, markdown, rows
 from pypcd.evaluation.plan import BASELINE, HALVES
 from pypcd.evaluation.stats import MIN_N
 from pypcd.evaluation.tasks import parts_of
@@ -71,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     _options.note_of_template(args.model, args.chat)
     out = Directory(folder(args))
     with _terminal.resumable(), _options.jobs(args) as jobs:
-        options = run_options(plan, _options.machine_options(args), jobs)
+        options = _options.machine_options(args)
         try:
             with _progress.following("answering") as progress:
                 outcome = evaluate(plan, out, jobs=jobs, options=options, progress=progress)
@@ -79,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             _print_so_far(plan, out)
             raise
 
-    text = _tables(plan, outcome.records, outcome.refused)
+    text = markdown(plan, outcome.records, outcome.refused)
     files.write(out.path / "summary.md", text)
     if args.json:
         table = [row.as_dict() for row in rows(plan, outcome.records)]
@@ -104,10 +93,6 @@ def folder(args: argparse.Namespace) -> str:
     return args.out or f"eval-{pathlib.Path(args.model).stem}{'-quick' * args.quick}"
 
 
-def _tables(plan: Plan, records: Mapping[Any, Any], refused: Mapping[str, str]) -> str:
-    return markdown(plan, records, {name: made.metric for name, made in tasks_of(plan).items()}, refused)
-
-
 def _print_so_far(plan: Plan, out: Directory) -> None:
     """The table of the questions that all methods have answered."""
     records = out.records()
@@ -115,8 +100,8 @@ def _print_so_far(plan: Plan, out: Directory) -> None:
     n = max(answered.values(), default=0)  # some methods may be refused
     records = {key: record for key, record in records.items() if answered[key[:3]] == n}
     if records:
-        _terminal.write("\n" + _table.aligned(_tables(plan, records, {}), _table.columns()))
-        total = len(tasks_of(plan)) * len(plan.lengths) * len(plan.indices(plan.n))
+        _terminal.write("\n" + _table.aligned(markdown(plan, records, {}), _table.columns()))
+        total = len(plan.tasks) * len(plan.lengths) * len(plan.indices(plan.n))
         _terminal.say(f"so far: {len(records) // n} of {total} questions")
 
 

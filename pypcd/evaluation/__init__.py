@@ -2,7 +2,7 @@
 
     plan = Plan("model.gguf", tasks=("kv",), methods=("greedy", "pcd"), lengths=(2048,), n=300)
     outcome = evaluate(plan, Directory("run"))
-    print(markdown(plan, outcome.records, {"kv": "accuracy"}, outcome.refused))
+    print(markdown(plan, outcome.records, outcome.refused))
 
 A run that is stopped goes on where it was, with the same plan and directory.
 """

@@ -11,6 +11,7 @@ from typing import Any
 from pypcd.evaluation.plan import BASELINE, Key, Plan
 from pypcd.evaluation.stats import Paired, interval, paired
 from pypcd.evaluation.tasks import GROUPS
+from pypcd.evaluation.tasks import task as task_named
 
 __all__ = ["Row", "advice", "by_depth", "markdown", "rows"]
 
@@ -103,11 +104,10 @@ def by_depth(plan: Plan, records: Records, task: str, length: int) -> dict[str, 
     return result
 
 
-def markdown(plan: Plan, records: Records, metrics: Mapping[str, str], refused: Mapping[str, str]) -> str:
+def markdown(plan: Plan, records: Records, refused: Mapping[str, str]) -> str:
     """The tables as Markdown; the same records give the same text.
 
     Args:
-        metrics: the name of each task's metric.
         refused: methods that the model cannot run, with the reason.
     """
     table = rows(plan, records)
@@ -119,13 +119,13 @@ def markdown(plan: Plan, records: Records, metrics: Mapping[str, str], refused: 
         there = {*plan.tasks, *_groups(plan)}
     for name, tasks in _groups(plan).items():
         if name in there:
-            kinds = ", ".join(dict.fromkeys(metrics[task] for task in tasks))
+            kinds = ", ".join(dict.fromkeys(task_named(task).metric for task in tasks))
             parts += _section(f"{name} ({kinds}, its {len(tasks)} tasks together)", name, table)
     for task in plan.tasks:
         if task in there:  # it was not stopped before
             n = len({key[2] for key in records if key[0] == task})
             few = f", {n} questions" if 0 < n < asked else ""
-            parts += _section(f"{task} ({metrics[task]}{few})", task, table)
+            parts += _section(f"{task} ({task_named(task).metric}{few})", task, table)
             for length in plan.lengths:
                 parts += _depth_lines(by_depth(plan, records, task, length), length)
     failed: dict[str, list[str]] = {}

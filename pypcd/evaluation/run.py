@@ -27,7 +27,6 @@ from pypcd.llama import Llama, machine, saved_state, threads
 from pypcd.prompt import Prompt, prompt_tokens
 
 __all__ = [
-    "MakeWorker",
     "ModelTokenizer",
     "Outcome",
     "Record",
@@ -115,7 +114,7 @@ def _anywhere(plan: Plan) -> Plan:
     return dataclasses.replace(plan, model=model)
 
 
-def _made_there(worker: MakeWorker, plan: Plan, options: Mapping[str, Any], run: Mapping[str, Any]) -> Worker:
+def _made_there(plan: Plan, options: Mapping[str, Any], run: Mapping[str, Any]) -> Worker:
     """A worker of a cluster, once that is known to have the same files, versions and devices as the run."""
     try:
         for name, value in _facts(plan, options).items():
@@ -124,7 +123,7 @@ def _made_there(worker: MakeWorker, plan: Plan, options: Mapping[str, Any], run:
                     f"{name} is {value!r} there, but {run[name]!r} in the run; all workers of a run need the same model file, "
                     "versions and kind of device, since devices round differently"
                 )
-        return worker(plan, options)
+        return Worker(plan, options)
     except (*MENDABLE, OSError) as error:
         raise type(error)(f"{platform.node()}: {error}") from None
 
@@ -167,7 +166,6 @@ def evaluate(
     jobs: Jobs = 1,
     options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
-    worker: MakeWorker | None = None,
     only: Callable[[Key], bool] | None = None,
 ) -> Outcome:
     """Make the answers that a directory does not have yet, and write each one there at once.
@@ -179,7 +177,6 @@ def evaluate(
         jobs: number of processes, each with the model; weights are mapped into memory once. Or a Cluster.
         options: further arguments of pypcd.Llama; see run_options().
         progress: updated with what is to be answered, and with each answer.
-        worker: makes what answers, in each process; None: Worker.
         only: which of the plan's answers are wanted now; None: all.
 
     Raises:
@@ -206,9 +203,9 @@ def evaluate(
         progress.begin(keys, missing)
 
         refused: dict[str, str] = {}
-        make = functools.partial(worker or Worker, _anywhere(plan), options)
+        make = functools.partial(Worker, _anywhere(plan), options)
         if isinstance(jobs, Cluster):
-            make = functools.partial(_made_there, worker or Worker, _anywhere(plan), options, known)
+            make = functools.partial(_made_there, _anywhere(plan), options, known)
         for refusals, answers in executors.ask(jobs, make, todo):
             refused.update(refusals)
             for key, record in answers:
@@ -236,9 +233,6 @@ def counts_of(plan: Plan) -> dict[str, int]:
     return {name: min(plan.n, made.n_questions or plan.n) for name, made in tasks_of(plan).items()}
 
 
-MakeWorker = Callable[[Plan, Mapping[str, Any]], "Worker"]  # from the plan and the options of the model
-
-
 class ModelTokenizer:
     """The tokenizer of a llama_cpp.Llama, as tasks need it (tasks.sample.Tokenizer).
 
@@ -263,7 +257,7 @@ def _own_context(method: Method, engine: str | None) -> tuple[object, ...]:
 
 
 class Worker:
-    """A model that answers samples. A subclass may keep other facts of an answer (_answered)."""
+    """A model that answers samples."""
 
     def __init__(self, plan: Plan, options: Mapping[str, Any]) -> None:
         self.plan = plan
@@ -346,22 +340,14 @@ class Worker:
             "depth": sample.depth,
             "answers": list(sample.answers),
         }
+        task = self._tasks[key[0]]
+        how = {"max_tokens": self.plan.max_tokens or task.max_tokens, "stop": task.stop, "chat": self.plan.chat}
         try:
-            return {**begun, **self._answered(key, sample, method)}
+            answer = method.generate(self._sessions[key[3]], sample.prompt, **how)
         except MENDABLE as error:  # only this question failed: go on with the others
             return {**begun, "error": str(error), "score": 0.0, "n_tokens": 0}
-
-    def _answered(self, key: Key, sample: Sample, method: Method) -> Record:
-        """What the run keeps of an answer."""
-        task, plan = self._tasks[key[0]], self.plan
-        answer = method.generate(
-            self._sessions[key[3]],
-            sample.prompt,
-            max_tokens=plan.max_tokens or task.max_tokens,
-            stop=task.stop,
-            chat=plan.chat,
-        )
         return {
+            **begun,
             "prediction": answer.text,
             "score": task.score(answer.text, sample),
             "n_prompt": answer.n_prompt,

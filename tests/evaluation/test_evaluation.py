@@ -143,7 +143,7 @@ def test_a_question_that_cannot_be_answered_does_not_end_the_run(tmp_path: Path)
     outcome = evaluate(plan, directory, options={**ONE, "n_ctx": 256})
     errors = [record["error"] for key, record in outcome.records.items() if key[3] == "cad"]
     assert len(errors) == 2 and all("larger n_ctx" in error for error in errors)
-    text = markdown(plan, outcome.records, {"kv-short": "accuracy"}, {})
+    text = markdown(plan, outcome.records, {})
     assert "## Not answered" in text and "- cad: 2, such as kv-short, 250 tokens, question 0" in text
     mended = evaluate(plan, directory, options=ONE)
     assert not any("error" in record for record in mended.records.values())
@@ -171,7 +171,7 @@ def test_a_method_that_cannot_run_is_refused_with_a_sentence(tiny: Tiny, tmp_pat
     outcome = evaluate(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 1024})
     assert list(outcome.refused) == ["pcd"] and "gpt2" in outcome.refused["pcd"]
     assert {key[3] for key in outcome.records} == {"greedy", "pcd:window"}
-    assert "- pcd: " + outcome.refused["pcd"] in markdown(plan, outcome.records, {"kv-short": "x"}, outcome.refused)
+    assert "- pcd: " + outcome.refused["pcd"] in markdown(plan, outcome.records, outcome.refused)
 
 
 def test_types_of_the_cache_are_methods_beside_the_usual_one(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_other_questions_are_another_run(finished: tuple[Directory, Records], tm
 class Few(Task):
     """A task with three questions."""
 
-    name, metric, max_tokens, n_questions = "few", "accuracy", 2, 3
+    name, metric, max_tokens, n_questions = "few", "F1", 2, 3
 
     def samples(self, n: int, n_tokens: int, tokenizer: Tokenizer, seed: int) -> list[Sample]:
         order = [0, 1, 2] if seed == 0 else [1, 2, 0]
@@ -320,25 +320,26 @@ def test_a_task_has_as_many_questions_as_there_are(tmp_path: Path, monkeypatch: 
     plan = Plan("demo", ("few", "kv-short"), ("control",), (1024,), n=5, max_tokens=2)
     outcome = evaluate(plan, Directory(tmp_path / "run"), options=ONE)
     assert len(outcome.records) == 2 * (3 + 5) and not any("error" in r for r in outcome.records.values())
-    text = markdown(plan, outcome.records, {"few": "F1", "kv-short": "x"}, {})
-    assert "## few (F1, 3 questions)" in text and "## kv-short (x)" in text
+    text = markdown(plan, outcome.records, {})
+    assert "## few (F1, 3 questions)" in text and "## kv-short (accuracy)" in text
 
 
 class Killed(run.Worker):
     """Its process is killed at a question, as by a system that is short of memory."""
 
-    def _answered(self, key: Any, sample: Any, method: Any) -> dict[str, Any]:
+    def _record(self, key: Any, sample: Any, method: Any) -> dict[str, Any]:
         if key[:3] == ("kv-short", 280, 1):
             os.kill(os.getpid(), signal.SIGKILL)
-        return super()._answered(key, sample, method)
+        return super()._record(key, sample, method)
 
 
 def test_a_process_that_is_killed_ends_the_run_and_the_same_command_goes_on(
-    finished: tuple[Directory, Records], tmp_path: Path
+    finished: tuple[Directory, Records], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = Directory(tmp_path / "run")
-    with pytest.raises(pypcd.PCDError, match="a process of the evaluation ended early"):
-        evaluate(DEMO, directory, jobs=2, options=ONE, worker=Killed)
+    with monkeypatch.context() as patch, pytest.raises(pypcd.PCDError, match="of the evaluation ended early"):
+        patch.setattr(run, "Worker", Killed)
+        evaluate(DEMO, directory, jobs=2, options=ONE)
     assert 0 < len(directory.records()) < len(finished[1])
     made = evaluate(DEMO, directory, jobs=2, options=ONE).records
     assert without_time(made) == without_time(finished[1])

@@ -15,7 +15,7 @@ def test_tables_against_hand_worked_records() -> None:
     assert (greedy.paired.score, pcd.paired.score) == (50.0, 75.0)
     assert (pcd.paired.wins, pcd.paired.losses, pcd.paired.difference) == (5, 0, 25.0)
     assert pcd.paired.p == pytest.approx(2 / 2**5)
-    text = markdown(plan, records, {"kv": "accuracy"}, {})
+    text = markdown(plan, records, {})
     assert "| 100 | pcd | 75.0 | +25.0 [+10.0, +45.0] ~ | 0.062 | 5 / 0 | 0 of 10, 0.0 |" in text
     bands = by_depth(plan, records, "kv", 100)
     assert [p.score for p in bands["greedy"]] == [50.0] * 5 and [p.n for p in bands["pcd"]] == [4] * 5
@@ -23,7 +23,7 @@ def test_tables_against_hand_worked_records() -> None:
 
 def test_a_group_is_counted_over_all_of_its_questions() -> None:
     plan = Plan("m.gguf", ("everyday", "kv"), ("greedy", "pcd"), (100,), n=4)
-    parts, metrics = GROUPS["everyday"], dict.fromkeys(plan.tasks, "accuracy")
+    parts = GROUPS["everyday"]
     records = {
         key: {"score": float(key[0] in parts[:3] or key[3] == "greedy"), "n_tokens": 4, "depth": None}
         for key in plan.everything()
@@ -31,7 +31,7 @@ def test_a_group_is_counted_over_all_of_its_questions() -> None:
     greedy, pcd = (row for row in rows(plan, records) if row.task == "everyday")
     assert (greedy.paired.n, greedy.paired.score, pcd.paired.n, pcd.paired.score) == (48, 100.0, 48, 25.0)
     assert (pcd.paired.wins, pcd.paired.losses, pcd.paired.difference) == (0, 36, -75.0)
-    text = markdown(plan, records, metrics, {})
+    text = markdown(plan, records, {})
     assert text.index("## everyday (accuracy, its 12 tasks together)") < text.index("## everyday-facts (accuracy)")
     assert "| 100 | pcd | 25.0 | -75.0 [" in text and "| 0 / 36 | 36 of 48, 75.0 |" in text
     some = Plan("m.gguf", parts[1:], ("greedy", "pcd"), (100,), n=4)
@@ -42,7 +42,7 @@ def test_a_half_is_said_and_counted() -> None:
     plan = Plan("m.gguf", ("kv",), ("greedy", "pcd"), (100,), n=5, half="first")
     records = made_up(plan, lambda method, i: float(method == "pcd"))
     assert [row.paired.n for row in rows(plan, records)] == [3, 3]
-    text = markdown(plan, records, {"kv": "accuracy"}, {})
+    text = markdown(plan, records, {})
     assert "3 questions a cell, the first half of 5, seed 0" in text and "## kv (accuracy)\n" in text
 
 

@@ -18,7 +18,6 @@ Records = dict[Any, dict[str, Any]]
 
 DEMO = Plan("demo", ("kv-short",), ("greedy", "pcd", "control"), (180, 280), n=4)
 ONE = {"n_threads": 1, "n_threads_batch": 1}
-METRICS = {"kv-short": "accuracy"}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,7 @@ def without_time(records: Records) -> Records:
 
 
 def tables(plan: Plan, records: Mapping[Any, Any]) -> str:
-    return markdown(plan, records, METRICS, {})
+    return markdown(plan, records, {})
 
 
 def lines(directory: Directory) -> list[Any]:
