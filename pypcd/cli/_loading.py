@@ -16,7 +16,6 @@ from pypcd.document.folder import read_files
 
 if TYPE_CHECKING:
     from pypcd.decode import Method
-    from pypcd.prompt import AnyPrompt
 
 
 def load_model(args: argparse.Namespace) -> pypcd.Llama:
@@ -37,18 +36,10 @@ def load_model(args: argparse.Namespace) -> pypcd.Llama:
     return llm
 
 
-def open_for(
-    args: argparse.Namespace, methods: Sequence[Method], prompts: Sequence[AnyPrompt], n_ctx: int = 0
-) -> pypcd.Llama:
-    """The model, with what the methods need to answer the prompts."""
-    options = _options.machine_options(args)
-    if any(method.rows.whole_prompt for method in methods):  # a token has a byte at least
-        sizes = (
-            sum(len(piece.text.encode()) for _, message in prompt.turns for piece in message) for prompt in prompts
-        )
-        options["n_batch"] = options["n_ubatch"] = max(sizes) + 1024
+def open_for(args: argparse.Namespace, methods: Sequence[Method], n_ctx: int = 0) -> pypcd.Llama:
+    """The model, with what the methods need."""
     settings, n_seq_max = (method.rows.pcd for method in methods), max(method.n_sequences for method in methods)
-    return open_model(args.model, *settings, n_ctx=n_ctx, n_seq_max=n_seq_max, **options)
+    return open_model(args.model, *settings, n_ctx=n_ctx, n_seq_max=n_seq_max, **_options.machine_options(args))
 
 
 def read(given: Sequence[str | os.PathLike[str]]) -> tuple[list[Document], str]:

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if left_out:
         _terminal.note(left_out)
     messages: list[ask.Message] = [{"role": "user", "content": question, "documents": documents}]
-    llm = _loading.open_for(args, methods, [ask.prompt_of(messages)], args.n_ctx)
+    llm = _loading.open_for(args, methods, args.n_ctx)
     chat = has_template(llm) and not args.no_chat
     turns, read = ask.chosen(llm, messages, args.read, llm.n_ctx())
     laid = lay(llm, ask.prompt_of(turns).turns, chat=chat)

@@ -10,14 +10,14 @@ import sys
 from collections.abc import Sequence
 
 from pypcd import PCDAnswer, files
-from pypcd.ask import Answer, prompt_of, read_of
+from pypcd.ask import Answer, read_of
 from pypcd.cli import _figures, _loading, _options, _table, _terminal
 from pypcd.cli._text import sentence, wrap
 from pypcd.cli.answer import add_methods, answer, methods_of, note_failure
 from pypcd.decode import Method
 from pypcd.document import Document
 from pypcd.errors import InputError
-from pypcd.prompt import AnyPrompt, has_template
+from pypcd.prompt import has_template
 
 DEFAULT_METHODS = "greedy,replay,recite,pcd:unsure,pcd:window:relative_top=0.1"
 LINE = '{"file": "report.txt", "question": "Who signed it?", "answer": "Ruth Amsel"}'
@@ -50,10 +50,6 @@ class Question:
     answer: str = ""
     documents: tuple[Document, ...] = ()
     left_out: str = ""
-
-    @property
-    def prompt(self) -> AnyPrompt:
-        return prompt_of([{"role": "user", "content": self.text, "documents": self.documents}])
 
     def is_right(self, text: str) -> bool:
         return _plain(self.answer) in _plain(text)
@@ -113,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     for left_out in dict.fromkeys(question.left_out for question in questions if question.left_out):
         _terminal.note(left_out)
     methods = methods_of(args, DEFAULT_METHODS)
-    llm = _loading.open_for(args, methods, [question.prompt for question in questions])
+    llm = _loading.open_for(args, methods)
     chat = has_template(llm) and not args.no_chat
     done, is_complete = list[Done](), True
     try:

@@ -49,7 +49,10 @@ def test_lines_are_questions(tmp_path: Path) -> None:
         )
     )
     assert [(q.text, q.answer) for q in found] == [("Which?", "Two"), ("What?", "")]
-    assert found[0].prompt.whole == "One.\n\nTwo.\n\nWhich?" and found[1].prompt.segments == ("a\n\n", "b")
+    assert [[(d.name, d.text) for d in q.documents] for q in found] == [
+        [("report.txt", "One.\n\nTwo.")],
+        [("document", "a\n\nb")],
+    ]
 
 
 @pytest.mark.parametrize(
