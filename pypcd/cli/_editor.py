@@ -23,8 +23,6 @@ from pypcd import files
 from pypcd.cli import _terminal
 from pypcd.cli._text import sentence
 
-__all__ = ["editor", "is_stopped"]
-
 _LONGEST_KEPT = 10_000  # characters; a longer message, such as a pasted page, is forgotten when the program ends
 
 

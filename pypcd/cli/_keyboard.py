@@ -11,8 +11,6 @@ from pypcd.cli import _terminal
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
-__all__ = ["Lines"]
-
 
 class Lines:
     """Messages from the keyboard, or line by line from a pipe.

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pypcd.cli import _terminal
 from pypcd.evaluation import Progress
 
-__all__ = ["Follower", "duration", "following"]
-
 FIRST_SECONDS = 20.0  # of work, after which the speed is known
 
 

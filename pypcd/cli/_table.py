@@ -14,8 +14,6 @@ from pypcd.cli import _terminal, _text
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["aligned", "columns", "paragraph", "table"]
-
 
 _NARROWEST = 24  # of a column that is folded: a figure with its interval is not
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["Flow", "clean", "counted", "sentence", "wrap"]
-
 # C0 (but newline and tab), DEL and C1 could move the cursor, retitle the window or worse; bidirectional overrides
 # make text look like what it is not
 _UNSAFE = {

@@ -10,20 +10,15 @@ from typing import Any
 
 import pytest
 from commands import Run, record
+from runs import pairs
 from tiny_gguf import write_tiny_gguf
 
 import pypcd
 from pypcd.cli import tune as command
-from pypcd.evaluation import Paired, Plan, paired
+from pypcd.evaluation import Paired, Plan
 from pypcd.evaluation.tune import ALL, FEW_SETTINGS, SETTINGS, Tried, Tuned
 
 SETTING, OTHER = "window:relative_top=0.3", "window:relative_top=0.1"
-
-
-def pairs(wins: int, losses: int, n: int) -> Paired:
-    """On all others both are right."""
-    both = [1.0] * (n - wins - losses)
-    return paired([1.0] * wins + [0.0] * losses + both, [0.0] * wins + [1.0] * losses + both)
 
 
 def tuned(gain: Paired, everyday: Paired | None, *, best: bool = True, plain_everyday: float | None = 76.0) -> Tuned:

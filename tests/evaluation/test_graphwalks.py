@@ -44,18 +44,20 @@ def worked_out(text: str, question: str) -> set[str]:
     return {name for i, name in enumerate(names) if ways[-1][i] and not any(way[i] for way in ways[:-1])}
 
 
-def graph_and_question(sample: Sample) -> tuple[str, str]:
-    return sample.prompt.context, sample.prompt.after
-
-
 @few
 @given(kinds, st.integers(1100, 5000), seeds)
 def test_the_answer_follows_from_the_edges(made: GraphWalks, n_tokens: int, seed: int) -> None:
-    for sample in made.samples(4, n_tokens, Words(), seed):
-        right = worked_out(*graph_and_question(sample))
+    """All of which differ, and lead to another node."""
+    samples = made.samples(4, n_tokens, Words(), seed)
+    for sample in samples:
+        right = worked_out(sample.prompt.context, sample.prompt.after)
         assert set(sample.answers) == right and len(sample.answers) == len(right)
         assert 1 <= len(right) <= 10 and sample.extra["node"] not in right
         assert sample.extra["node"] in sample.prompt.after
+        edges = edges_of(sample.prompt.context)
+        assert len(edges) == len(set(edges)) == len(sample.prompt.segments) == len(samples[0].prompt.segments)
+        assert all(a != b for a, b in edges)
+        assert len(Words().encode(f"{', '.join(sample.answers)}]")) <= made.max_tokens
 
 
 @few
@@ -83,22 +85,7 @@ def test_a_longer_graph_has_the_same_question_and_more_edges(
         assert set(a.prompt.segments) < set(b.prompt.segments)
 
 
-@few
-@given(kinds, st.integers(1100, 5000), seeds)
-def test_edges_are_different_and_lead_to_another_node(made: GraphWalks, n_tokens: int, seed: int) -> None:
-    samples = made.samples(4, n_tokens, Words(), seed)
-    for sample in samples:
-        edges = edges_of(sample.prompt.context)
-        assert len(edges) == len(set(edges)) == len(sample.prompt.segments) == len(samples[0].prompt.segments)
-        assert all(a != b for a, b in edges)
-        assert len(Words().encode(f"{', '.join(sample.answers)}]")) <= made.max_tokens
-
-
 # -- scores ------------------------------------------------------------------------------------------------------------
-
-
-def _asked(*answers: str) -> Sample:
-    return Sample(0, Prompt(), answers)
 
 
 @pytest.mark.parametrize(
@@ -123,4 +110,4 @@ def _asked(*answers: str) -> Sample:
 )
 @pytest.mark.parametrize("made", GRAPHWALKS, ids=lambda made: made.name)
 def test_a_list_is_scored_by_f1_of_its_nodes(made: GraphWalks, prediction: str, f1: float) -> None:
-    assert made.score(prediction, _asked("a1", "b2", "c3", "d4")) == pytest.approx(f1)
+    assert made.score(prediction, Sample(0, Prompt(), ("a1", "b2", "c3", "d4"))) == pytest.approx(f1)

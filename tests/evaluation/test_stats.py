@@ -18,30 +18,23 @@ def test_a_hand_worked_comparison() -> None:
     assert (result.right, result.spoilt, result.regression) == (2, 1, 50.0)
 
 
-def test_equal_outcomes_differ_in_nothing() -> None:
-    result = paired([True, False, True], [True, False, True])
-    assert (result.wins, result.losses, result.low, result.high, result.p) == (0, 0, 0.0, 0.0, 1.0)
-    assert not result.is_clear
-
-
-def test_what_was_right_and_is_spoilt() -> None:
-    """Also where a score is a fraction; what was wrong before cannot be spoilt."""
+def test_fractions_are_compared_too_and_what_was_right_is_spoilt() -> None:
+    """By hand; what was wrong before cannot be spoilt."""
     result = paired([1, 0.5, 0, 0.5, 1, 0], [1, 1, 1, 0.75, 0, 0])
+    assert (result.wins, result.losses, result.difference, result.score) == (1, 3, -12.5, 50.0)
     assert (result.right, result.spoilt) == (3, 2) and result.regression == pytest.approx(200 / 3)
-    assert paired([0.5, 0], [0.75, 0]).regression == 0.0  # nothing was right
-
-
-def test_a_large_one_sided_gain_is_clear() -> None:
-    result = paired([True] * 80 + [False] * 20, [True] * 60 + [False] * 40)
-    assert result.is_clear and result.low > 0 and result.p < 1e-5
+    equal = paired([0.5, 0], [0.5, 0])
+    assert (equal.low, equal.high, equal.p, equal.is_clear) == (0.0, 0.0, 1.0, False)
+    assert equal.regression == 0.0, "nothing was right"
 
 
 def test_a_few_samples_that_differ_are_not_clear() -> None:
     """By the bootstrap alone it would be clear: none of its draws is below zero."""
     result = paired([True] * 4 + [False] * 296, [False] * 300)
     assert result.low > 0 and result.p == pytest.approx(0.125) and not result.is_clear
-    assert not paired([True], [False]).is_clear
-    assert paired([True] * 6 + [False] * 294, [False] * 300).is_clear  # p = 2/64
+    # two-sided sign test: 2 / 2^5 is 0.0625, 2 / 2^6 is 0.03125
+    assert next(n for n in range(1, 9) if paired([1.0] * n, [0.0] * n).is_clear) == MIN_N
+    assert paired([True] * MIN_N + [False] * 294, [False] * 300).is_clear
 
 
 def test_the_interval_covers_the_analytic_one() -> None:
@@ -65,14 +58,6 @@ def test_an_interval_is_written_in_one_way() -> None:
 def test_unpaired_outcomes_are_refused(method: list[bool], baseline: list[bool]) -> None:
     with pytest.raises(ValueError, match="allowed: the same samples"):
         paired(method, baseline)
-
-
-# -- how many samples a difference takes --------------------------------------------------------------------------------
-
-
-def test_fewer_than_six_samples_show_nothing() -> None:
-    """Two-sided sign test: 2 / 2^5 is 0.0625, 2 / 2^6 is 0.03125."""
-    assert next(n for n in range(1, 9) if paired([1.0] * n, [0.0] * n).is_clear) == MIN_N
 
 
 # -- that nothing is lost ----------------------------------------------------------------------------------------------
@@ -132,8 +117,3 @@ def test_a_loss_that_is_there_is_seldom_excluded_and_none_mostly_is() -> None:
             mine, plain = [1] * wins + [0] * (losses + equal), [0] * wins + [1] * losses + [0] * equal
             shown[loss] += paired(mine, plain, n_bootstrap=500).spares
     assert shown[0.02] / 400 < 0.05 and 0.65 < shown[0.0] / 400 < 0.95
-
-
-def test_fractions_are_compared_too() -> None:
-    found = paired([0.5, 1.0, 0.25, 0.0], [0.25, 0.5, 0.5, 0.0])
-    assert (found.wins, found.losses, found.difference, found.score) == (2, 1, 12.5, 43.75)  # by hand

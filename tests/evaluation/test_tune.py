@@ -12,20 +12,13 @@ import pytest
 from conftest import Tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import ONE
+from runs import ONE, pairs
 
 import pypcd
 from pypcd.evaluation import Directory, Outcome, Paired, Plan, Progress, paired
 from pypcd.evaluation import tune as tuning
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.tune import ALL, FEW_SETTINGS, INSTEAD, SETTINGS, Tried, Tuned, tune
-
-
-def pairs(wins: int, losses: int, n: int) -> Paired:
-    """On all others both are right."""
-    both = [1.0] * (n - wins - losses)
-    return paired([1.0] * wins + [0.0] * losses + both, [0.0] * wins + [1.0] * losses + both)
-
 
 # -- verdicts --------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pypcd.evaluation import Directory, Plan, evaluate, markdown
+from pypcd.evaluation import Directory, Paired, Plan, evaluate, markdown, paired
 
 Records = dict[Any, dict[str, Any]]
 
@@ -72,12 +72,12 @@ def processes_of(mark: str) -> list[str]:
     return found
 
 
+def pairs(wins: int, losses: int, n: int) -> Paired:
+    """A comparison; on all other questions both are right."""
+    both = [1.0] * (n - wins - losses)
+    return paired([1.0] * wins + [0.0] * losses + both, [0.0] * wins + [1.0] * losses + both)
+
+
 def made_up(plan: Plan, score: Callable[[str, int], float]) -> dict[Any, dict[str, Any]]:
-    return {
-        key: {
-            "score": score(key[3], key[2]),
-            "n_tokens": 4,
-            "depth": key[2] / plan.n,
-        }
-        for key in plan.everything()
-    }
+    """A record for each of a plan's answers: its score by method and question, its depth by the question."""
+    return {key: {"score": score(key[3], key[2]), "n_tokens": 4, "depth": key[2] / plan.n} for key in plan.everything()}
