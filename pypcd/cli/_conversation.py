@@ -11,17 +11,13 @@ import pypcd
 from pypcd import PCDConfig, PCDError, ask, files
 from pypcd.ask import Answer, Message, documents_in
 from pypcd.cli import _options
-from pypcd.cli._figures import Figures, takes
+from pypcd.cli._figures import takes
 from pypcd.decode import Replay, Session
 from pypcd.decode.prompt_cache import PromptCache
 from pypcd.document import Document
 from pypcd.errors import InputError
 from pypcd.prompt import Laid, chat_formatter, has_template, lay
 from pypcd.settings.config import PCDSetting, typed
-
-
-def never() -> bool:
-    return False
 
 
 class Conversation:
@@ -49,18 +45,17 @@ class Conversation:
         self.read: ask.Read = None  # how much of them is read
         self.replay: Replay | None = Replay()  # what is repeated of them; None: nothing
         self.answer: Answer | None = None  # the last one
-        self.figures: list[Figures] = []
         self._last_on = llm.pcd  # the setting that a mapping changes after PCD was switched off
         self.chat = has_template(llm)  # else messages are plain text, one behind the other
         if self.chat:
             chat_formatter(llm)  # raises now if the template is broken
 
-    def send(self, text: str, stopped: Callable[[], bool] = never) -> Iterator[str]:
+    def send(self, text: str, stopped: Callable[[], bool] = lambda: False) -> Iterator[str]:
         """Answer a message, with the attached documents in front of it."""
         self.draft = text
         yield from self.regen(stopped)
 
-    def regen(self, stopped: Callable[[], bool] = never) -> Iterator[str]:
+    def regen(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[str]:
         """Answer the draft if there is one, else the last message once more."""
         messages = self._question()
         asking = self._asking(messages)
@@ -73,9 +68,8 @@ class Conversation:
                     self.draft, self.attached = None, []
                 self.messages = [*messages, {"role": "assistant", "content": answer.text}]
                 self.answer = answer
-                self.figures.append(Figures(self.llm, answer))
 
-    def compare(self, stopped: Callable[[], bool] = never) -> Iterator[tuple[str, Iterator[str], ask.Asking]]:
+    def compare(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[tuple[str, Iterator[str], ask.Asking]]:
         """The last message answered in two ways, each a title, the pieces of an answer to iterate over before the next, and the answer. If
         there are documents and replay is on: with replay and without; else with the PCD setting in force (or the last one that was, or
         the preset unsure) and without. History and settings stay as they are."""
@@ -108,10 +102,6 @@ class Conversation:
         self.messages, self.answer = [], None
         if self.draft is None:
             self.attached = []
-
-    def attach(self, *documents: Document) -> None:
-        """Put documents in front of the next message."""
-        self.attached += documents
 
     def reading_takes(self) -> str:
         """How long the next message's documents take to read, as far as it is known, in words."""

@@ -132,22 +132,22 @@ class Chat:
             yield stopped
 
     def answer(self, make: Callable[[Callable[[], bool]], Iterator[str]]) -> None:
-        count = len(self.session.figures)
+        before = self.session.answer
         with self.interruptible() as stopped:
             _terminal.write_pieces(make(stopped), "answering", unseen=self.as_json)
-        if len(self.session.figures) == count:
+        found = self.session.answer
+        if found is None or found is before:
             say("stopped before the first word; /regen sends the message again")
         elif self.as_json:
             *_, asked, answer = messages = self.session.messages
             names = [document.name for document in documents_in(messages)]
             record = {"message": asked["content"], "documents": names, "text": answer["content"]}
-            self.print_json({**record, **self.session.figures[-1].as_dict()})
+            self.print_json({**record, **Figures(self.session.llm, found).as_dict()})
         else:
-            figures = self.session.figures[-1]
-            note = "" if figures.answer.note == self._noted else figures.answer.note  # how it was found is said once
-            self._noted = figures.answer.note
-            below = _figures.lines(figures.answer, note, _terminal.width(), "/read")
-            say("\n".join([*below, figures.line()]) + "\n" * self.lines.typed)
+            note = "" if found.note == self._noted else found.note  # how it was found is said once
+            self._noted = found.note
+            below = _figures.lines(found, note, _terminal.width(), "/read")
+            say("\n".join([*below, Figures(self.session.llm, found).line()]) + "\n" * self.lines.typed)
         if stopped() and not self.lines.typed:
             self.status = 130
 
@@ -236,7 +236,7 @@ class Chat:
     def attach(self, documents: Sequence[Document], left_out: str) -> None:
         if left_out:
             _terminal.note(left_out)
-        self.session.attach(*documents)
+        self.session.attached += documents
         n_parts = sum(len(document.segments) for document in documents)
         what = f"{len(documents)} documents"
         if len(documents) == 1:

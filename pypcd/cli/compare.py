@@ -17,6 +17,7 @@ from pypcd.cli.answer import add_methods, answer, methods_of, note_failure
 from pypcd.decode import Method
 from pypcd.document import Document
 from pypcd.errors import InputError
+from pypcd.evaluation.stats import MIN_N
 from pypcd.prompt import has_template
 
 DEFAULT_METHODS = "greedy,replay,recite,pcd:unsure,pcd:window:relative_top=0.1"
@@ -56,7 +57,6 @@ class Question:
 
 
 Done = tuple[Question, dict[str, Answer]]  # a question, and its answers by those methods that have one
-FEWEST = 6  # questions; a sign test's p is then below 0.05
 
 
 def _plain(text: str) -> str:
@@ -156,7 +156,7 @@ def _summarize(methods: Sequence[Method], done: Sequence[Done]) -> None:
     print(_table.table(head, rows, [column > 0 for column in range(len(head))], _table.columns()))
     if judges:
         legend = (
-            f"An answer is right if it contains what the file says. {FEWEST} questions on which a method alone is right, and none "
+            f"An answer is right if it contains what the file says. {MIN_N} questions on which a method alone is right, and none "
             "on which it alone is wrong, show a difference; fewer may be chance."
         )
         print("\n" + _table.paragraph(legend))

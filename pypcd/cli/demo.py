@@ -8,7 +8,7 @@ import sys
 from pypcd import Llama
 from pypcd.cli import _options, _terminal
 from pypcd.errors import InputError
-from pypcd.evaluation import ModelTokenizer, Sample, task
+from pypcd.evaluation import ModelTokenizer, task
 
 LENGTHS = (240, 530, 1010, 1490)  # tokens with which this model reads 16, 40, 80 and 120 pairs, and answers
 N = 75  # questions a length
@@ -29,22 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    sample = question(args.k)
+    total, k = N * len(LENGTHS), args.k - 1
+    if k >= total:
+        raise InputError(
+            f"question {args.k} is none of the demo's; allowed: 1 to {total}, the same number for each of {len(LENGTHS)} lengths"
+        )
+    tokenizer = ModelTokenizer(Llama("demo", n_ctx=256))
+    sample = task("kv-short").samples(N, LENGTHS[k // N], tokenizer, 0)[k % N]
     _terminal.write(sample.prompt.begun + "\n" * sys.stdout.isatty())
     _terminal.say(f"the right value is {sample.answers[0]}, the last one in the prompt {sample.extra['nearest']}")
     return 0
-
-
-def question(k: object) -> Sample:
-    """Question k of the demo, counted from 1.
-
-    Raises:
-        ValueError: there is no such question.
-    """
-    total = N * len(LENGTHS)
-    if not isinstance(k, int) or not 1 <= k <= total:
-        raise InputError(
-            f"question {k} is none of the demo's; allowed: 1 to {total}, the same number for each of {len(LENGTHS)} lengths"
-        )
-    tokenizer = ModelTokenizer(Llama("demo", n_ctx=256))
-    return task("kv-short").samples(N, LENGTHS[(k - 1) // N], tokenizer, 0)[(k - 1) % N]

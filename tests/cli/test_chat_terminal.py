@@ -289,7 +289,7 @@ def test_a_chat_moves_until_the_first_word(monkeypatch: pytest.MonkeyPatch) -> N
         time.sleep(1.0)
         assert seen.look() == ""
 
-    ChatCommand(types.SimpleNamespace(figures=[])).answer(answer)  # type: ignore[arg-type]
+    ChatCommand(types.SimpleNamespace(answer=None)).answer(answer)  # type: ignore[arg-type]
 
 
 # -- lines ------------------------------------------------------------------------------------------------------------

@@ -151,13 +151,13 @@ def test_regen_and_undo(session):
 
 
 def test_undo_gives_the_documents_back_to_the_next_message(session):
-    session.attach(NOTES)
+    session.attached.append(NOTES)
     first, found = ask(session, "what is cd?"), passages(session)
     ask(session, "and ff?")
     session.undo()
     assert session.attached == [] and session.answer is None
     assert session.undo() == "what is cd?" and session.attached == [NOTES] and session.messages == []
-    session.attach(other := Document("other", "gh"))
+    session.attached.append(other := Document("other", "gh"))
     session.attached.remove(other)
     assert (ask(session, "what is cd?"), passages(session)) == (first, found) and found == ["cd cd"]
 
@@ -188,7 +188,7 @@ def test_compare_shows_replay_beside_none_unless_pcd_is_on(session, llm):
     session = Conversation(llm, session.sampling)
     session.set_pcd("window")
     session.set_pcd(False)
-    session.attach(NOTES)
+    session.attached.append(NOTES)
     answer = ask(session, "what is ab?")
     found = passages(session)
     answers = compared(session)
@@ -209,7 +209,7 @@ def test_a_stopped_answer_stays_and_a_message_without_one_is_a_draft(session):
     assert session.messages[-1]["content"] == "".join(pieces) != ""
     kept = list(session.messages)
     session.set_pcd(False)
-    session.attach(NOTES)  # which waits with its question
+    session.attached.append(NOTES)  # which waits with its question
     assert list(session.send("two", stopped=lambda: True)) == [], "the prompt was not even read"
     assert session.messages == kept and session.draft == "two" and session.attached == [NOTES]
     list(session.regen())
@@ -222,7 +222,7 @@ def test_a_full_context_loses_nothing(session):
     kept = list(session.messages)
     session.read = "all"
     n = next(n for n in range(600, 0, -1) if len(session.llm.tokenize(b"ba " * n)) < 470)
-    session.attach(Document.of("long", "ba " * n))
+    session.attached.append(Document.of("long", "ba " * n))
     with pytest.raises(pypcd.PCDError, match=r"/undo.*--n-ctx"):
         list(session.send("what is it?"))
     assert session.messages == kept and session.draft == "what is it?"
@@ -235,7 +235,7 @@ def test_a_full_context_loses_nothing(session):
 
 
 def test_what_is_cleared_does_not_get_into_the_next_conversation(session):
-    session.attach(NOTES)
+    session.attached.append(NOTES)
     session.clear()
     assert session.attached == [] and ask(session, "two") and "documents" not in session.messages[0]
 
@@ -251,7 +251,7 @@ def test_a_question_about_a_document_has_its_passages_again(arch, finder, tmp_pa
     with contextlib.closing(stock), pypcd.Llama(path, **how) as llm:
         keep_heads(llm, {0 if arch == "lfm2" else 2: [0, 3]})  # layers that slide, or have no attention, are before it
         session, before = Conversation(llm, _options.GenerationSettings(max_tokens=12)), []
-        session.attach(NOTES)
+        session.attached.append(NOTES)
         session.replay = Replay(n=1, finder=finder)
         for question, wanted in (("what is cd?", "cd cd"), ("and ee, ff?", "ee ff")):
             answer = ask(session, question)
@@ -314,7 +314,7 @@ def test_what_was_stopped_leaves_nothing_that_is_not_known(tmp_path, arch):
 def test_which_messages_have_no_passages_and_why(session):
     session.set_pcd(False)
     for attach, text, note in ((Document("one", "ab ab"), "what?", "the text is too short"), (NOTES, "", "")):
-        session.attach(attach)
+        session.attached.append(attach)
         ask(session, text)
         assert passages(session) == [] and session.answer.note.startswith(note)
     ask(session, "what is ab and ff?")
@@ -355,7 +355,7 @@ def test_what_is_saved(session, tmp_path):
     name = os.fsdecode(b"caf\xe9.txt")  # which UTF-8 does not have
     session.system = "be kind"
     session.set_pcd("paper:beta=1.5")
-    session.attach(Document(name, NOTES.text, (0, 7, 14), unit="slide"))
+    session.attached.append(Document(name, NOTES.text, (0, 7, 14), unit="slide"))
     answer = ask(session, "what is ff?")
     assert session.answer.passages[0].place == "slide 3"
     path = tmp_path / "talk.json"
@@ -818,7 +818,7 @@ def test_what_is_known_of_reading_a_document_is_true(model, cache):
 
         def attached(document: Document) -> Conversation:
             chat = Conversation(llm, _options.GenerationSettings(max_tokens=2), cache=cache)
-            chat.attach(document)
+            chat.attached.append(document)
             return chat
 
         notes = Document("notes", BOOK)
@@ -852,9 +852,10 @@ def test_a_document_begins_at_once_the_second_time_or_is_read_again(tmp_path, ca
                 ask(chat, "hello")  # the system message and more are held then
                 chat.clear()
                 monkeypatch.setattr("pypcd.engine.load_sequence", refuse)
-            chat.attach(Document("notes", BOOK))
-            answers.append((ask(chat, "?"), ask(chat, "and what is 42, please?"), tuple(passages(chat))))
-            cached.append(chat.figures[-2].as_dict()["cached_tokens"])
+            chat.attached.append(Document("notes", BOOK))
+            first, written = ask(chat, "?"), chat.answer.written
+            cached.append(written.n_prompt - written.n_evaluated)
+            answers.append((first, ask(chat, "and what is 42, please?"), tuple(passages(chat))))
     assert len(set(answers)) == 1 and answers[0][2]
     (entry,) = cache.entries()
     assert cached[:3] == [0, 0, entry.n_tokens] and entry.about["documents"] == ["notes"]
