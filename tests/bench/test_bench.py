@@ -25,13 +25,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measure(model: Path, methods: dict[str, PCDConfig | None], *lengths: int, **more: Any) -> list[Measurement]:
-    options = {
-        "n_tokens": 2,
-        "rounds": more.pop("rounds", 2),
-        "n_threads": 1,
-        "n_threads_batch": 1,
-    }
-    return list(bench(str(model), methods, lengths or (16,), **options, **more))
+    how = {"n_tokens": 2, "rounds": 2, "n_threads": 1, "n_threads_batch": 1, **more}
+    return list(bench(str(model), methods, lengths or (16,), **how))
 
 
 def test_every_method_is_measured_at_every_length_plain_first(model: Path) -> None:
@@ -130,10 +125,11 @@ def test_what_is_under_way_is_told(model: Path) -> None:
     assert any("round 2 of 2, pcd:unsure" in text for text in said)
 
 
-def test_a_stopped_bench_shows_what_it_has(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    def row(method: str, n_past: int) -> Measurement:
-        return Measurement(method, "native", n_past, 10.0, 1.25, 1.0, 1.0, 0)
+def row(method: str, n_past: int, ratio: float = 1.25, prompt: float = 1.0) -> Measurement:
+    return Measurement(method, "native", n_past, 10.0, ratio, 1.0, prompt, 0)
 
+
+def test_a_stopped_bench_shows_what_it_has(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     def stopped(*_: object, **how: object) -> Iterator[Measurement]:
         yield from (row("greedy", 512), row("pcd:window", 512), row("greedy", 2048))
         raise KeyboardInterrupt
@@ -145,15 +141,12 @@ def test_a_stopped_bench_shows_what_it_has(monkeypatch: pytest.MonkeyPatch, run:
 
 
 def test_each_settings_cost_is_said_in_a_sentence() -> None:
-    def row(method: str, n_past: int, ratio: float, prompt: float) -> Measurement:
-        return Measurement(method, "native", n_past, 10.0, ratio, 1.0, prompt, 0)
-
-    rows = [row("greedy", 512, 1.0, 1.0), row("pcd:unsure", 512, 1.104, 1.031), row("pcd", 512, 2.2, 0.97)]
+    rows = [row("greedy", 512, 1.0), row("pcd:unsure", 512, 1.104, 1.031), row("pcd", 512, 2.2, 0.97)]
     unsure = (
         "unsure costs 3% on a prompt and 10% on a token. That is an answer that it contrasts; any other costs nothing."
     )
     assert _costs(rows) == [unsure, "paper costs less than 2% on a prompt and 120% on a token."]
-    several = [row("pcd:window", 512, 1.5, 1.0), row("pcd:window", 2048, 1.01, 1.0)]
+    several = [row("pcd:window", 512, 1.5), row("pcd:window", 2048, 1.01)]
     assert _costs(several) == [
         "window costs less than 2% on a prompt, 50% on a token after 512 and less than 2% on a token after 2048."
     ]

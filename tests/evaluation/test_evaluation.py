@@ -345,11 +345,20 @@ def test_a_process_that_is_killed_ends_the_run_and_the_same_command_goes_on(
     assert without_time(made) == without_time(finished[1])
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_length_that_is_too_short_is_known_before_anything_is_answered(jobs: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "jobs", "named"),
+    [
+        ({"lengths": (180, 30)}, 1, "kv-short at length 30: n_tokens is 30"),
+        ({"lengths": (180, 30)}, 2, "kv-short at length 30: n_tokens is 30"),
+        ({"tasks": ("kv-short", "vt")}, 1, "vt at length 180: n_tokens is 180"),  # where the other one fits
+    ],
+)
+def test_a_length_that_is_too_short_is_known_before_anything_is_answered(
+    changes: dict[str, Any], jobs: int, named: str, tmp_path: Path
+) -> None:
     directory = Directory(tmp_path / "run")
-    with pytest.raises(ValueError, match="kv-short at length 30: n_tokens is 30; allowed: at least"):
-        evaluate(dataclasses.replace(DEMO, lengths=(180, 30)), directory, options=ONE, jobs=jobs)
+    with pytest.raises(ValueError, match=f"{named}; allowed: at least"):
+        evaluate(dataclasses.replace(DEMO, **changes), directory, options=ONE, jobs=jobs)
     assert not directory.samples.exists()
     plan = Plan("demo", ("kv-short",), ("greedy",), (180,), n=2)  # another run, which the refused one does not bind
     assert len(evaluate(plan, directory, options=ONE).records) == 2

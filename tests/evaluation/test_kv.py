@@ -20,10 +20,12 @@ def _asked(text: str) -> tuple[str, str]:
 
 
 OFFICIAL = "Extract the value corresponding to the specified key in the JSON object below."
+UUID4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+SHORT = "[0-9a-f]{4}-[0-9a-f]{4}"  # what the demo model reads
 
 
-@pytest.mark.parametrize("kv", [KV_OFFICIAL, KV_SHORT])
-def test_the_prompt_is_infinitebenchs(kv: KV) -> None:
+@pytest.mark.parametrize(("kv", "form"), [(KV_OFFICIAL, UUID4), (KV_SHORT, SHORT)])
+def test_the_prompt_is_infinitebenchs(kv: KV, form: str) -> None:
     assert KV_OFFICIAL.max_tokens == 50
     for sample in kv.questions(3, 20):
         context, key = _asked(sample.prompt.begun)
@@ -32,19 +34,9 @@ def test_the_prompt_is_infinitebenchs(kv: KV) -> None:
         )
         assert sample.prompt.answer_prefix.startswith("The value") and not sample.prompt.shots
         pairs = json.loads(context)
-        assert len(pairs) == 20
+        assert len(pairs) == 20 and all(re.fullmatch(form, text) for text in [*pairs, *pairs.values()])
         assert sample.answers == (pairs[key],)
         assert list(pairs.values())[-1] == sample.extra["nearest"]
-
-
-UUID4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
-SHORT = "[0-9a-f]{4}-[0-9a-f]{4}"  # what the demo model reads
-
-
-@pytest.mark.parametrize(("kv", "form"), [(KV_OFFICIAL, UUID4), (KV_SHORT, SHORT)])
-def test_keys_and_values_are_random_uuids(kv: KV, form: str) -> None:
-    for sample in kv.questions(2, 30):
-        assert all(re.fullmatch(f'"{form}": "{form}"', pair) for pair in sample.prompt.segments)
 
 
 @given(st.integers(1, 40), st.integers(2, 60))

@@ -8,7 +8,6 @@ import random
 import re
 import runpy
 import sys
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pypcd.cli import tune
-from pypcd.evaluation.tasks import ruler, task
+from pypcd.evaluation.tasks import GROUPS, ruler, task
 from pypcd.evaluation.tasks.ruler import VT
 from pypcd.evaluation.tasks.sample import Sample
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-NIAHS = ["niah-single-1", "niah-multikey-2", "niah-multikey-3"]
-ALL = ["vt", *NIAHS, "niah-multivalue", "niah-multiquery", "cwe", "fwe"]
 
 few = settings(max_examples=25)
 
@@ -95,68 +92,48 @@ def test_the_example_is_as_long_as_500_tokens_allow_and_keeps_its_places() -> No
     assert re.sub(r"VAR \w+|\d{5}", "", other)[:900] != re.sub(r"VAR \w+|\d{5}", "", examples[0])[:900]
 
 
-@pytest.mark.parametrize(
-    ("name", "what", "key", "value"),
-    [
-        ("niah-single-1", "number", r"\S+-\S.*", r"\d{7}"),
-        ("niah-multikey-2", "number", r"\S+-\S.*", r"\d{7}"),
-        (
-            "niah-multikey-3",
-            "uuid",
-            r"[0-9a-f-]{36}",
-            r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}",
-        ),
-    ],
-)
-def test_needles_in_a_haystack_are_rulers(name: str, what: str, key: str, value: str) -> None:
-    for sample in task(name).samples(3, 1200, Pieces(), 0):
-        prompt, (answer,) = sample.prompt, sample.answers
-        (query,) = re.findall(rf"\nWhat is the special magic {what} for (.*) mentioned in", prompt.after)
-        assert re.fullmatch(key, query) and re.fullmatch(value, answer)
-        assert prompt.text == (
-            f"A special magic {what} is hidden within the following text. Make sure to memorize it. "
-            f"I will quiz you about the {what} afterwards.\n"
-            + "\n".join(prompt.segments)
-            + f"\nWhat is the special magic {what} for {query} mentioned in the provided text?"
-        )
-        assert prompt.answer_prefix == f" The special magic {what} for {query} mentioned in the provided text is"
-        assert f"One of the special magic {what}s for {query} is: {answer}." in prompt.segments
-        others = [s for s in prompt.segments if query not in s]
-        assert len(others) == len(prompt.segments) - 1
-        if name == "niah-single-1":
-            assert set(others) == {NOISE}
-        else:
-            pairs = [re.fullmatch(rf"One of the special magic {what}s for ({key}) is: ({value})\.", s) for s in others]
-            assert all(pairs) and len(set(others)) == len(others)
+UUID4 = "[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+NEEDLES = {  # what is hidden, as its question names it, and the forms of keys and values
+    "niah-single-1": ("number", ".+-.+", r"\d{7}"),
+    "niah-multikey-2": ("number", ".+-.+", r"\d{7}"),
+    "niah-multikey-3": ("uuid", UUID4, UUID4),
+    "niah-multivalue": ("numbers", ".+-.+", r"\d{7}"),
+    "niah-multiquery": ("numbers", ".+-.+", r"\d{7}"),
+}
 
 
 @few
-@given(
-    st.sampled_from(["niah-multivalue", "niah-multiquery"]),
-    st.integers(1, 4),
-    st.integers(900, 1600),
-    st.integers(0, 99),
-)
-def test_needles_with_several_answers_are_rulers(name: str, n: int, n_tokens: int, seed: int) -> None:
-    """The numbers that a reader of the text finds for the keys of the question are the answers, key by key."""
+@pytest.mark.parametrize("name", NEEDLES)
+@given(st.integers(1, 4), st.integers(900, 1600), st.integers(0, 99))
+def test_needles_in_a_haystack_are_rulers(name: str, n: int, n_tokens: int, seed: int) -> None:
+    """The values that a reader of the text finds for the keys of the question are the answers, key by key."""
+    what, key, value = NEEDLES[name]
+    a, are, are_all, n_answers = ("Some", "are", "are all", 4) if what == "numbers" else ("A", "is", "is", 1)
     for sample in task(name).samples(n, n_tokens, Pieces(), seed):
         prompt, answers = sample.prompt, sample.answers
-        (query,) = re.findall(r"\nWhat are all the special magic numbers for (.*) mentioned in", prompt.after)
+        (query,) = re.findall(rf"\nWhat {are_all} the special magic {what} for (.*) mentioned in", prompt.after)
         assert prompt.text == (
-            "Some special magic numbers are hidden within the following text. Make sure to memorize it. "
-            "I will quiz you about the numbers afterwards.\n"
+            f"{a} special magic {what} {are} hidden within the following text. Make sure to memorize it. "
+            f"I will quiz you about the {what} afterwards.\n"
             + "\n".join(prompt.segments)
-            + f"\nWhat are all the special magic numbers for {query} mentioned in the provided text?"
+            + f"\nWhat {are_all} the special magic {what} for {query} mentioned in the provided text?"
         )
-        assert prompt.answer_prefix == f" The special magic numbers for {query} mentioned in the provided text are"
-        found = re.findall(r"^One of the special magic numbers for (.*) is: (\d{7})\.$", prompt.context, re.MULTILINE)
-        assert [s for s in prompt.segments if not s.startswith("One of")] == [NOISE] * (len(prompt.segments) - 4)
-        assert prompt.segments[-1] == NOISE
-        keys = [query] if name == "niah-multivalue" else re.split(", and |, ", query)
-        assert len(set(keys)) == len(keys) == (1 if name == "niah-multivalue" else 4)
-        assert answers == tuple(number for key in keys for other, number in found if other == key)
-        assert len(found) == len(set(answers)) == 4 and sample.depth is None
-        assert sample.gold == " {}, {}, {}, and {}".format(*answers)
+        assert prompt.answer_prefix == f" The special magic {what} for {query} mentioned in the provided text {are}"
+        keys = re.split(", and |, ", query) if name == "niah-multiquery" else [query]
+        assert len(set(keys)) == len(keys) == (n_answers if name == "niah-multiquery" else 1)
+        kind = what.removesuffix("s")
+        found = re.findall(
+            rf"^One of the special magic {kind}s for ({key}) is: ({value})\.$", prompt.context, re.MULTILINE
+        )
+        assert answers == tuple(text for asked in keys for other, text in found if other == asked)
+        assert len(answers) == n_answers and len({text for _, text in found}) == len(found)
+        others = [segment for segment in prompt.segments if not segment.startswith("One of")]
+        if name.startswith("niah-multikey"):
+            assert not others and len({other for other, _ in found}) == len(found) == len(prompt.segments)
+        else:
+            assert others == [NOISE] * (len(prompt.segments) - n_answers) and prompt.segments[-1] == NOISE
+        if n_answers > 1:
+            assert sample.depth is None and sample.gold == " {}, {}, {}, and {}".format(*answers)
 
 
 def test_a_questions_keys_are_in_another_order_than_their_needles() -> None:
@@ -241,14 +218,8 @@ def test_frequent_words_are_those_that_stand_most_often(n: int, n_tokens: int, s
 def test_frequencies_follow_the_zeta_distribution() -> None:
     (sample,) = task("fwe").samples(1, 20_000, Pieces(), 0)
     counts = [count for _, count in collections.Counter(sample.prompt.segments).most_common()]
-    share = [
-        Fraction(36, 60),
-        Fraction(36, 240),
-        Fraction(36, 540),
-        Fraction(36, 960),
-    ]  # 1 / k^2, with pi^2 / 6 of 1.67
-    for count, wanted in zip(counts, share):
-        assert count / sum(counts) == pytest.approx(float(wanted), rel=0.05)
+    for k, count in enumerate(counts[:4], 1):  # 1 / k^2, with pi^2 / 6 of 1.67
+        assert count / sum(counts) == pytest.approx(0.6 / k**2, rel=0.05)
     assert len(counts) < (20_000 - 50) // 50 and counts[-1] == 1
 
 
@@ -262,7 +233,7 @@ def test_no_number_of_coded_words_makes_the_fourth_rank_a_tie() -> None:
 
 
 def test_the_longest_answers_are_the_published_ones() -> None:
-    assert [task(name).max_tokens for name in ALL] == [30, 128, 128, 128, 128, 128, 120, 50]
+    assert [task(name).max_tokens for name in GROUPS["ruler"]] == [*[128] * 5, 30, 120, 50]
 
 
 def test_tasks_of_eval_and_tune_need_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:

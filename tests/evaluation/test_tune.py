@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from runs import ONE, pairs
 
 import pypcd
-from pypcd.evaluation import Directory, Outcome, Paired, Plan, Progress, paired
+from pypcd.evaluation import Directory, Outcome, Paired, Plan, Progress
 from pypcd.evaluation import tune as tuning
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.tune import ALL, FEW_SETTINGS, INSTEAD, SETTINGS, Tried, Tuned, tune
@@ -326,27 +326,9 @@ def test_everyday_questions_are_really_asked(monkeypatch: pytest.MonkeyPatch, tm
     assert [folder.samples.read_bytes() for folder in folders] == whole
 
 
-def test_its_figures_are_those_of_an_evaluation(tmp_path: Path) -> None:
-    """Tuned on 12 questions, the same questions asked by evaluate() say the same."""
-    plan = Plan("demo", ("kv-short",), ("pcd:cautious",), (300,), n=12)
-    tuned = tune(plan, tmp_path / "tuned", options=ONE, everyday=0, settings=["cautious"])
-    records = pypcd.evaluation.evaluate(plan, Directory(tmp_path / "eval"), options=ONE).records
-    for half, found in ((0, tuned.tried["cautious"].gain), (1, tuned.gain.get(ALL))):
-        scores = [[records["kv-short", 300, i, by]["score"] for i in range(half, 12, 2)] for by in plan.methods[::-1]]
-        assert found in (None, paired(*scores))
-
-
 def test_a_length_too_short_for_everyday_questions_is_known_at_once(tiny: Tiny, tmp_path: Path) -> None:
     """A random model's tokens are short: a question that is easily asked in 600 has no room in 300."""
     plan = Plan(str(tiny("llama")), ("kv-short",), ("greedy",), (600,), n=2)
     with pytest.raises(ValueError, match="at length 300: n_tokens is 300; allowed: at least"):
         tune(plan, tmp_path, options={**ONE, "n_ctx": 1024}, everyday=2)
     assert not (tmp_path / "long").exists()
-
-
-def test_every_tasks_length_is_tried_at_once(tiny: Tiny, tmp_path: Path) -> None:
-    """kv-short fits where vt does not."""
-    plan = Plan(str(tiny("llama")), ("kv-short", "vt"), ("greedy",), (600,), n=40)
-    with pytest.raises(ValueError, match="vt at length 600: n_tokens is 600; allowed: at least"):
-        tune(plan, tmp_path, options={**ONE, "n_ctx": 1024}, everyday=0)
-    assert len(Directory(tmp_path / "long").records()) <= 1
