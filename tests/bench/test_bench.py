@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from commands import Run
-from tiny_gguf import write_tiny_gguf
+from conftest import Tiny
 
 import pypcd
 from pypcd import PCDConfig, engine
@@ -19,9 +19,9 @@ from pypcd.cli.bench import _costs
 QUICK = ["--n-tokens", "2", "--rounds", "1", "--threads", "1"]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_gguf(tmp_path_factory.mktemp("bench") / "m.gguf", "llama")
+@pytest.fixture
+def model(tiny: Tiny) -> Path:
+    return tiny("llama")
 
 
 def measure(model: Path, methods: dict[str, PCDConfig | None], *lengths: int, **more: Any) -> list[Measurement]:
@@ -45,10 +45,9 @@ def test_every_method_is_measured_at_every_length_plain_first(model: Path) -> No
 
 
 @pytest.fixture(params=["llama", "mamba"])
-def llm(request: pytest.FixtureRequest, tmp_path: Path) -> pypcd.Llama:
+def llm(request: pytest.FixtureRequest, tiny: Tiny) -> pypcd.Llama:
     """Of the second the state is recurrent: it cannot go back."""
-    path = write_tiny_gguf(tmp_path / "m.gguf", request.param)
-    return pypcd.Llama(path, n_ctx=512, n_threads=1, n_threads_batch=1)
+    return pypcd.Llama(tiny(request.param), n_ctx=512, n_threads=1, n_threads_batch=1)
 
 
 def continued(llm: pypcd.Llama, text: list[int], n: int) -> list[int]:
@@ -181,10 +180,9 @@ def test_the_table_is_readable_in_80_columns(model: Path, run: Run, monkeypatch:
     ],
 )
 def test_it_runs_in_the_engine_that_is_named_what_can_run_there(
-    arch: str, options: list[str], measured: str | None, said: str, tmp_path: Path, run: Run
+    arch: str, options: list[str], measured: str | None, said: str, tiny: Tiny, run: Run
 ) -> None:
-    path = write_tiny_gguf(tmp_path / "m.gguf", arch)
-    out, err = run("bench", path, "--length=16", "--json", *QUICK, *options)
+    out, err = run("bench", tiny(arch), "--length=16", "--json", *QUICK, *options)
     rows = json.loads(out)["measurements"]
     assert [row["method"] for row in rows] == ["greedy", *filter(None, [measured])]
     assert {row["engine"] for row in rows} == {"stock" if "stock" in options else "native"}

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Tiny
 from rich.cells import cell_len
-from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+from tiny_gguf import CHAT_TEMPLATE
 
 from pypcd.cli import _terminal
 from pypcd.cli._text import clean, wrap
@@ -36,10 +37,9 @@ Chat = Callable[..., contextlib.AbstractContextManager[Terminal]]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("chat") / "tiny.gguf"
+def model(tiny: Tiny) -> str:
     sizes = {"n_ctx_train": 16384, "n_layer": 2, "n_vocab": 500}  # enough for pieces that begin a word
-    return str(write_tiny_gguf(path, seed=3, chat_template=CHAT_TEMPLATE, **sizes))
+    return str(tiny(seed=3, chat_template=CHAT_TEMPLATE, **sizes))
 
 
 @pytest.fixture

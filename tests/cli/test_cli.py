@@ -44,16 +44,14 @@ TIMEOUT = 60  # for one expectation, on a machine that is busy
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("cli") / "tiny.gguf"
-    return str(write_tiny_gguf(path, seed=3, chat_template=CHAT_TEMPLATE, n_ctx_train=16384, n_layer=2))
+def model(tiny) -> str:
+    return str(tiny(seed=3, chat_template=CHAT_TEMPLATE, n_ctx_train=16384, n_layer=2))
 
 
 @pytest.fixture(scope="module")
 def llm(model):
-    llm = opened(model)
-    yield llm
-    llm.close()
+    with opened(model) as llm:
+        yield llm
 
 
 @pytest.fixture
@@ -68,17 +66,8 @@ def opened(model, n_ctx=512, **given):
 
 
 def pypcd_command(*args: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pypcd", *args]
-    return subprocess.run(
-        command,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env={**ENV, **env},
-        timeout=TIMEOUT,
-        check=False,
-    )
+    how = {"input": stdin, "capture_output": True, "encoding": "utf-8", "timeout": TIMEOUT}
+    return subprocess.run([sys.executable, "-m", "pypcd", *args], env={**ENV, **env}, check=False, **how)
 
 
 NOTES = Document("notes", "ab ab\n\ncd cd\n\nee ff\n\nba ab")

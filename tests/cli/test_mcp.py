@@ -13,9 +13,10 @@ from typing import Any
 
 import anyio
 import pytest
+from conftest import Tiny
 from mcp import ClientSession
 from mcp.client.stdio import StdioServerParameters, stdio_client
-from tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
+from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
 from pypcd.cli import main
@@ -25,9 +26,8 @@ ENV = {**os.environ, "PYPCD_CACHE_GIB": "0", "PYTHONPATH": os.pathsep.join(path 
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("mcp") / "tiny.gguf"
-    return str(write_tiny_gguf(path, seed=3, chat_template=CHAT_TEMPLATE, n_ctx_train=16384, n_layer=2))
+def model(tiny: Tiny) -> str:
+    return str(tiny(seed=3, chat_template=CHAT_TEMPLATE, n_ctx_train=16384, n_layer=2))
 
 
 @pytest.fixture

@@ -71,15 +71,6 @@ def test_a_shorter_text_has_all_that_the_answer_needs_in_the_published_order(kin
 
 
 @few
-@given(st.sampled_from([kind for kind in TASKS if kind != "hops"]), lengths, seeds)
-def test_the_answer_is_at_its_depth(kind: str, n_tokens: int, seed: int) -> None:
-    for sample in some(kind, 3, n_tokens, seed):
-        assert sample.depth is not None and 0 <= sample.depth <= 1
-        part = sample.prompt.segments[round(sample.depth * (len(sample.prompt.segments) - 1))]
-        assert sample.answers[0] in part
-
-
-@few
 @given(lengths, seeds)
 def test_a_quoted_sentence_is_beside_the_one_that_is_asked_about(n_tokens: int, seed: int) -> None:
     for sample in some("quote", 4, n_tokens, seed):
@@ -137,18 +128,8 @@ def test_the_first_value_named_counts(
 
 def test_a_sentence_is_the_same_up_to_white_space_quotation_marks_and_its_last_mark() -> None:
     answer = "At noon the mayor read the newspaper."
-    for text in (
-        answer,
-        f' "{answer}"',
-        "At noon  the mayor read the newspaper",
-        "'At noon the mayor read the newspaper!'",
-    ):
+    bare = answer[:-1]
+    for text in (answer, f' "{answer}"', bare.replace(" ", "  "), f"'{bare}!'"):
         assert same_sentence(text, answer) == 1.0, text
-    for text in (
-        "",
-        "at noon the mayor read the newspaper.",
-        f"{answer} It rained.",
-        "At noon the mayor read",
-        "the newspaper.",
-    ):
+    for text in ("", answer.lower(), f"{answer} It rained.", "At noon the mayor read", "the newspaper."):
         assert same_sentence(text, answer) == 0.0, text

@@ -22,9 +22,8 @@ from pypcd.prompt import Prompt, prompt_tokens
 
 NEEDLES = ["niah-single-1", "niah-multikey-2", "niah-multikey-3"]
 WRITTEN = [name for name in TASKS if task(name).n_questions is not None]  # and not drawn for a length
-KEPT = [
-    name for name in WRITTEN if name != "kv-records" and not name.startswith("reading")
-]  # each of a size of its own
+KEPT = [name for name in WRITTEN if name != "kv-records" and not name.startswith("reading")]  # of sizes of their own
+READING = GROUPS["reading"]
 OURS = parts_of(("everyday", "everyday-behind", "reading", "chats"))
 
 ARTICLES = json.loads(bz2.decompress((PUBLIC / "xquad.en.json.bz2").read_bytes()))["data"]
@@ -136,12 +135,15 @@ def test_the_right_answer_scores_as_a_perfect_model_writes_it(name: str) -> None
             assert made.score(text, sample) == 0.0, text
 
 
-@settings(max_examples=40)
-@given(st.sampled_from(["kv", "kv-short", *NEEDLES]), st.integers(1, 9), st.integers(900, 1800), st.integers(0, 99))
-def test_the_answer_stands_in_its_context_once_and_at_its_depth(name: str, n: int, n_tokens: int, seed: int) -> None:
+@pytest.mark.parametrize("name", ["kv", "kv-short", *NEEDLES, *(name for name in READING if name != "reading-hops")])
+@settings(max_examples=5)
+@given(n=st.integers(1, 9), n_tokens=st.integers(900, 2500), seed=st.integers(0, 99))
+def test_the_answer_stands_at_its_depth(name: str, n: int, n_tokens: int, seed: int) -> None:
+    """And once, if it is drawn."""
     for sample in task(name).samples(n, n_tokens, Words(), seed):
         (answer,) = sample.answers
-        assert sample.prompt.context.count(answer) == 1 and sample.depth is not None and 0 <= sample.depth <= 1
+        assert sample.depth is not None and 0 <= sample.depth <= 1
+        assert name in READING or sample.prompt.context.count(answer) == 1
         assert answer in sample.prompt.segments[round(sample.depth * (len(sample.prompt.segments) - 1))]
 
 
