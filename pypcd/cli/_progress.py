@@ -11,38 +11,27 @@ from pypcd.evaluation import Progress
 FIRST_SECONDS = 20.0  # of work, after which the speed is known
 
 
-class Follower(Progress):
-    """Progress as a bar on a terminal, with one line, printed once, that estimates the total time.
-
-    Args:
-        bar: from 0 to 1.
-    """
-
-    def __init__(self, bar: _terminal.Bar, what: str) -> None:
-        super().__init__(lambda _: self._show())
-        self._bar, self._what = bar, what
-        self._said = False
-
-    def _show(self) -> None:
-        left = self.seconds_left
-        if not self._said and self.seconds >= FIRST_SECONDS:
-            self._said = True
-            if left is not None and left >= FIRST_SECONDS:  # else it is almost done
-                total, n = duration(self.seconds + left), f"{self.n_made + self.n_answers - self.n_answers_done:,}"
-                _terminal.say(f"about {total} for {n} answers at the speed of the first {self.seconds:.0f} s")
-        done = self.n_answers_done / max(self.n_answers, 1)  # those from before this run too, as in the text
-        text = f"{self._what}: {self.n_questions_done:,} of {self.n_questions:,} questions"
-        if left is not None:
-            text += f", about {duration(left)} left"
-        self._bar.text = text
-        self._bar.update(done - self._bar.n)
-
-
 @contextlib.contextmanager
-def following(what: str) -> Iterator[Follower]:
-    """A block in which a run's progress is shown."""
+def following(what: str) -> Iterator[Progress]:
+    """A block in which a run's progress is a bar on a terminal. One line, printed once, estimates the total time."""
     with _terminal.Bar(1, what, tells_time=False) as bar:
-        yield Follower(bar, what)
+        said = False
+
+        def show(run: Progress) -> None:
+            nonlocal said
+            left = run.seconds_left
+            if not said and run.seconds >= FIRST_SECONDS:
+                said = True
+                if left is not None and left >= FIRST_SECONDS:  # else it is almost done
+                    total, n = duration(run.seconds + left), f"{run.n_made + run.n_answers - run.n_answers_done:,}"
+                    _terminal.say(f"about {total} for {n} answers at the speed of the first {run.seconds:.0f} s")
+            done = run.n_answers_done / max(run.n_answers, 1)  # those from before this run too, as in the text
+            bar.text = f"{what}: {run.n_questions_done:,} of {run.n_questions:,} questions"
+            if left is not None:
+                bar.text += f", about {duration(left)} left"
+            bar.update(done - bar.n)
+
+        yield Progress(show)
 
 
 def duration(seconds: float) -> str:

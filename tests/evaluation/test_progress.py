@@ -8,7 +8,7 @@ import pytest
 from processes import within
 
 from pypcd.cli import _progress, _terminal
-from pypcd.cli._progress import Follower, duration
+from pypcd.cli._progress import duration
 from pypcd.evaluation import Plan, Progress
 
 METHODS = ("greedy", "pcd", "control")
@@ -84,13 +84,6 @@ def test_later_passes_are_expected_until_they_come() -> None:
     assert progress.seconds_left == pytest.approx(6)
 
 
-class Bar:
-    n = 0.0
-
-    def update(self, n: float) -> None:
-        self.n += n
-
-
 @pytest.mark.parametrize(
     ("methods", "lengths", "n", "said"),
     [
@@ -102,9 +95,10 @@ class Bar:
 def test_how_long_it_takes_is_said_once_if_there_is_no_terminal(
     methods: tuple[str, ...], lengths: tuple[int, ...], n: int, said: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock, progress = Clock(), Follower(Bar(), "answering")
-    progress._clock = clock
-    follow(Plan("m", ("kv",), methods, lengths, n=n), progress, clock)
+    clock = Clock()
+    with _progress.following("answering") as progress:
+        progress._clock = clock
+        follow(Plan("m", ("kv",), methods, lengths, n=n), progress, clock)
     assert [line.partition(" at the speed")[0] for line in capsys.readouterr().err.splitlines()] == said
 
 
@@ -136,9 +130,11 @@ def test_a_bar_shows_questions_and_the_time_left(monkeypatch: pytest.MonkeyPatch
     assert stream.getvalue() != drawn and stream.getvalue().endswith("\x1b[2K"), "it is taken away at the end"
 
 
-def test_the_percentage_of_a_run_that_goes_on_is_that_of_its_counts() -> None:
-    plan = Plan("m", ("kv",), ("greedy", "pcd"), (1000,), n=50)
-    keys, bar = list(plan.everything()), Bar()
-    progress = Follower(bar, "answering")
-    progress.begin(keys, [key for key in keys if key[2] >= 26])
+def test_the_percentage_of_a_run_that_goes_on_is_that_of_its_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, init = list[_terminal.Bar](), _terminal.Bar.__init__
+    monkeypatch.setattr(_terminal.Bar, "__init__", lambda bar, *a, **how: made.append(bar) or init(bar, *a, **how))
+    keys = list(Plan("m", ("kv",), ("greedy", "pcd"), (1000,), n=50).everything())
+    with _progress.following("answering") as progress:
+        progress.begin(keys, [key for key in keys if key[2] >= 26])
+    (bar,) = made
     assert bar.text == "answering: 26 of 50 questions" and bar.n == 26 / 50
