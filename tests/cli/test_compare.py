@@ -74,6 +74,7 @@ def test_what_is_right(text: str, is_right: bool) -> None:
         ({"question": " "}, "the question is empty"),
         ({"question": 3}, "question is no text"),
         ({"question": "a", "document": " "}, "document has no text"),
+        ({"file": "nowhere.txt", "question": "x"}, "line 2: .*nowhere.txt: No such file"),
         ('{"question": ' + "[" * 100_000 + "]" * 100_000 + "}", "line 2: its brackets are nested more deeply"),
     ],
 )
@@ -82,20 +83,15 @@ def test_what_is_no_question(tmp_path: Path, line: Any, said: str) -> None:
         read_questions(write(tmp_path / "q.jsonl", {"prompt": "fine"}, line))
 
 
-def test_a_line_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "q.jsonl", {"prompt": "fine"}, {"file": "nowhere.txt", "question": "x"})
-    with pytest.raises(ValueError, match=r"line 2: .*nowhere.txt: No such file"):
+def test_bytes_that_are_no_questions(tmp_path: Path) -> None:
+    path = write(tmp_path / "q.jsonl", "")
+    with pytest.raises(ValueError, match="has no questions"):
         read_questions(path)
     path.write_bytes(b'{"prompt": "fine"}\n{"prompt": "M\xfcller"}\n')
     with pytest.raises(ValueError, match="line 2: .*utf-8"):
         read_questions(path)
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "fine"}\n')
     assert read_questions(path)[0].text == "fine"
-
-
-def test_a_file_without_questions(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has no questions"):
-        read_questions(write(tmp_path / "q.jsonl", ""))
 
 
 def test_answers_side_by_side(asked: Path, run: Run) -> None:

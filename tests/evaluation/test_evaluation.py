@@ -166,12 +166,18 @@ def test_a_run_may_be_continued_with_more_methods_and_lengths(
     assert list(evaluate(small, directory, options=ONE).records) == list(small.everything())
 
 
-def test_a_method_that_cannot_run_is_refused_with_a_sentence(tiny: Tiny, tmp_path: Path) -> None:
-    plan = Plan(str(tiny("gpt2")), ("kv-short",), ("pcd", "pcd:window"), (400,), n=2, max_tokens=3)
+@pytest.mark.parametrize(
+    ("arch", "sizes", "refused", "why"),
+    [("gpt2", {}, "pcd", "gpt2"), ("llama", {"n_head": 8}, "greedy+kv:q8_0", "allowed for heads of 8 values")],
+)
+def test_a_method_that_cannot_run_is_refused_with_a_sentence(
+    arch: str, sizes: dict[str, int], refused: str, why: str, tiny: Tiny, tmp_path: Path
+) -> None:
+    plan = Plan(str(tiny(arch, **sizes)), ("kv-short",), (refused, "pcd:window"), (400,), n=2, max_tokens=3)
     outcome = evaluate(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 1024})
-    assert list(outcome.refused) == ["pcd"] and "gpt2" in outcome.refused["pcd"]
+    assert list(outcome.refused) == [refused] and why in outcome.refused[refused]
     assert {key[3] for key in outcome.records} == {"greedy", "pcd:window"}
-    assert "- pcd: " + outcome.refused["pcd"] in markdown(plan, outcome.records, outcome.refused)
+    assert f"- {refused}: {outcome.refused[refused]}" in markdown(plan, outcome.records, outcome.refused)
 
 
 def test_types_of_the_cache_are_methods_beside_the_usual_one(tmp_path: Path) -> None:
@@ -201,13 +207,6 @@ def test_a_setting_of_the_stock_engine_is_a_method_beside_those_of_the_native_on
         for i, sample in enumerate(task("kv-short").samples(3, 300, ModelTokenizer(llm), 0)):
             wanted = llm(sample.prompt.begun, max_tokens=12, temperature=0.0)["choices"][0]["text"]
             assert outcome.records["kv-short", 300, i, methods[0]]["prediction"] == wanted
-
-
-def test_a_type_that_a_model_cannot_have_is_refused(tiny: Tiny, tmp_path: Path) -> None:
-    plan = Plan(str(tiny("llama", n_head=8)), ("kv-short",), ("greedy+kv:q8_0",), (400,), n=1, max_tokens=3)
-    outcome = evaluate(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 1024})
-    assert "allowed for heads of 8 values" in outcome.refused["greedy+kv:q8_0"]
-    assert {key[3] for key in outcome.records} == {"greedy"}
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,17 @@ import json
 import re
 
 import pytest
+from conftest import Load, Tiny
 from fake_tokenizer import Words
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_gguf import CHAT_TEMPLATE
 
-import pypcd
+from pypcd.decode import parse
 from pypcd.evaluation import GROUPS, TASKS, ModelTokenizer, task
 from pypcd.evaluation.tasks import parts_of
 from pypcd.evaluation.tasks.public import PUBLIC
-from pypcd.prompt import Prompt, prompt_tokens
+from pypcd.prompt import Prompt
 
 NEEDLES = ["niah-single-1", "niah-multikey-2", "niah-multikey-3"]
 WRITTEN = [name for name in TASKS if task(name).n_questions is not None]  # and not drawn for a length
@@ -147,15 +149,11 @@ def test_the_answer_stands_at_its_depth(name: str, n: int, n_tokens: int, seed: 
         assert answer in sample.prompt.segments[round(sample.depth * (len(sample.prompt.segments) - 1))]
 
 
-# -- names ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def llm() -> pypcd.Llama:
-    return pypcd.Llama("demo", n_ctx=1024, n_threads=1, n_threads_batch=1)
-
-
-def test_a_models_tokenizer_counts_what_the_model_reads(llm: pypcd.Llama) -> None:
-    prompt = Prompt("a ", ("b", "c"), ", ", " d", " e", (("f", "g"),))
+def test_a_models_tokenizer_counts_what_the_model_reads(tiny: Tiny, load: Load) -> None:
+    llm, prompt = (
+        load(tiny(chat_template=CHAT_TEMPLATE), False),
+        Prompt("a ", ("b", "c"), ", ", " d", " e", (("f", "g"),)),
+    )
     for chat in (False, True):
-        assert ModelTokenizer(llm, chat=chat).count(prompt) == len(prompt_tokens(llm, prompt, chat=chat))
+        answer = parse("greedy").generate(llm, prompt, max_tokens=1, chat=chat)
+        assert ModelTokenizer(llm, chat=chat).count(prompt) == answer.n_prompt
