@@ -33,9 +33,7 @@ __all__ = ["Cluster", "Jobs", "Record", "Todo", "ask", "n_threads"]
 T = TypeVar("T")
 Record = dict[str, Any]
 Todo = Mapping[tuple[str, int, int], list[str]]  # the methods that are to answer a question
-Answers = tuple[
-    dict[str, str], list[tuple[Key, "Record | None"]]
-]  # the methods refused, with the reason; None: by one of these
+Answer = tuple[Key, "Record | str"]  # a text: why the model cannot run the method
 Make = Callable[[], "Worker"]  # called where the worker answers
 
 _SECONDS = 5  # a scheduler has to answer
@@ -94,7 +92,7 @@ class Cluster(contextlib.ExitStack):
         beside = collections.Counter(hosts.values())
         return max(1, min(n // beside[hosts[worker]] for worker, n in cores.items()))
 
-    def ask(self, make: Make, todo: Todo) -> Iterator[Answers]:
+    def ask(self, make: Make, todo: Todo) -> Iterator[Answer]:
         workers = list(self._client.nthreads())
         try:
             yield from _map(self._client.get_executor(pure=False), make, todo)
@@ -121,11 +119,8 @@ def n_threads(jobs: Jobs) -> int | None:
     return max(1, machine.n_cores() // jobs) if jobs > 1 else None
 
 
-def ask(jobs: Jobs, make: Make, todo: Todo) -> Iterator[Answers]:
-    """The answers to each question, in any order.
-
-    Args:
-        make: makes a worker.
+def ask(jobs: Jobs, make: Make, todo: Todo) -> Iterator[Answer]:
+    """The answers, question by question, in any order.
 
     Raises:
         PCDError: a process ended, or the cluster was lost. What was answered before is kept by whoever took it.
@@ -139,11 +134,10 @@ def ask(jobs: Jobs, make: Make, todo: Todo) -> Iterator[Answers]:
     else:
         with contextlib.closing(make()) as worker:
             for question, methods in todo.items():
-                for answer in worker.answer(*question, methods):  # each is kept at once
-                    yield worker.refused, [answer]
+                yield from worker.answer(*question, methods)  # each is kept at once
 
 
-def _beside(n: int, make: Make, todo: Todo) -> Iterator[Answers]:
+def _beside(n: int, make: Make, todo: Todo) -> Iterator[Answer]:
     context = multiprocessing.get_context("spawn")  # a forked process would share llama.cpp's threads
     reader, writer = context.Pipe(duplex=False)
     pool = concurrent.futures.ProcessPoolExecutor(n, context, _end_with, (reader,))
@@ -156,13 +150,13 @@ def _beside(n: int, make: Make, todo: Todo) -> Iterator[Answers]:
         pool.shutdown(cancel_futures=True)
 
 
-def _map(pool: Any, make: Make, todo: Todo) -> Iterator[Answers]:
+def _map(pool: Any, make: Make, todo: Todo) -> Iterator[Answer]:
     """What a pool (a concurrent.futures.Executor, or Dask's like one) answers, as it comes."""
     run = uuid.uuid4().hex
     asked = [pool.submit(_answer, run, make, item) for item in todo.items()]
     try:
         for future in concurrent.futures.as_completed(asked):
-            yield future.result()
+            yield from future.result()
     finally:
         for future in asked:
             future.cancel()
@@ -174,7 +168,7 @@ _lock = threading.RLock()  # on the model, if a Dask worker has several threads
 _open: tuple[str, Worker] | None = None  # the run whose model is open
 
 
-def _answer(run: str, make: Make, item: tuple[tuple[str, int, int], list[str]]) -> Answers:
+def _answer(run: str, make: Make, item: tuple[tuple[str, int, int], list[str]]) -> list[Answer]:
     """The answers to a question. The model is opened by the first question of a run."""
     global _open
     question, methods = item
@@ -183,7 +177,7 @@ def _answer(run: str, make: Make, item: tuple[tuple[str, int, int], list[str]]) 
             if _open is None or _open[0] != run:
                 _close()
                 _open = run, make()
-            return _open[1].refused, list(_open[1].answer(*question, methods))
+            return list(_open[1].answer(*question, methods))
         except (*MENDABLE, OSError, MemoryError):
             raise
         except Exception:  # noqa: BLE001  not every exception can be pickled

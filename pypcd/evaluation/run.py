@@ -206,19 +206,20 @@ def evaluate(
         make = functools.partial(Worker, _anywhere(plan), options)
         if isinstance(jobs, Cluster):
             make = functools.partial(_made_there, _anywhere(plan), options, known)
-        for refusals, answers in executors.ask(jobs, make, todo):
-            refused.update(refusals)
-            for key, record in answers:
-                if record is not None:
-                    prompt = record["prompt_sha256"]
-                    if prompt and asked.setdefault(key[:3], prompt) != prompt:
-                        raise InputError(
-                            f"{directory.path} has answers to another question {key[2]} of {key[0]} at {key[1]} tokens (made by "
-                            "other versions or from other files); give another directory"
-                        )
-                    directory.append(record)
-                    records[key] = record
-                progress.answered(key, None if record is None else record.get("seconds", 0.0))
+        for key, record in executors.ask(jobs, make, todo):
+            if isinstance(record, str):
+                refused[key[3]] = record
+                progress.answered(key, None)
+                continue
+            prompt = record["prompt_sha256"]
+            if prompt and asked.setdefault(key[:3], prompt) != prompt:
+                raise InputError(
+                    f"{directory.path} has answers to another question {key[2]} of {key[0]} at {key[1]} tokens (made by "
+                    "other versions or from other files); give another directory"
+                )
+            directory.append(record)
+            records[key] = record
+            progress.answered(key, record.get("seconds", 0.0))
         wanted = set(keys)
         return Outcome({key: record for key, record in records.items() if key in wanted}, refused)
 
@@ -313,7 +314,7 @@ class Worker:
             self._cells = {(name, length): (samples, tuple(pool))}
         return self._cells[name, length]
 
-    def answer(self, name: str, length: int, index: int, methods: list[str]) -> Iterator[tuple[Key, Record | None]]:
+    def answer(self, name: str, length: int, index: int, methods: list[str]) -> Iterator[tuple[Key, Record | str]]:
         samples, pool = self.cell(name, length)
         others = tuple(prompt for prompt in pool if prompt != samples[index].prompt)[: self.plan.n_pool]
         if others != self._pool:  # most questions of a cell have the same
@@ -322,10 +323,8 @@ class Worker:
         for method in self._order:
             if method in methods:
                 key = name, length, index, method
-                if method in self.refused:
-                    yield key, None
-                else:
-                    yield key, self._record(key, samples[index], self._pooled[method])
+                refusal = self.refused.get(method)
+                yield key, refusal or self._record(key, samples[index], self._pooled[method])
         for session in self._contexts.values():
             session.clear()  # the next sample starts from an empty cache too
 
