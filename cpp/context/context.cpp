@@ -1,5 +1,5 @@
-// Joins the parts of a context, and hands on to them what llama.cpp calls: hooks (llama-pcd-hooks.h) and the wrappers around ggml's
-// rotations (llama-pcd-rope.h).
+// Joins the parts of a context, and hands on to them what llama.cpp calls: hooks (llama-pcd-hooks.h) and ggml's rotations
+// (llama-pcd-rope.h).
 
 #include "context/context.h"
 #include "graph/graph.h"
@@ -172,28 +172,8 @@ bool llama_pcd_seq_removed(llama_memory_i & memory, llama_seq_id seq_id, llama_p
     return true;
 }
 
-//
-// rotations: each builds what was asked for, and lets PCD add to it
-//
-
-ggml_tensor * llama_pcd_rope_ext(
-        ggml_context * ctx, ggml_tensor * a, ggml_tensor * b, ggml_tensor * c,
-        int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale,
-        float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
-    return llama_pcd_graph::current().rotated(ctx, ggml_rope_ext(
-        ctx, a, b, c, n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow));
-}
-
-ggml_tensor * llama_pcd_rope_multi(
-        ggml_context * ctx, ggml_tensor * a, ggml_tensor * b, ggml_tensor * c,
-        int n_dims, int sections[GGML_MROPE_SECTIONS], int mode, int n_ctx_orig, float freq_base, float freq_scale,
-        float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
-    return llama_pcd_graph::current().rotated(ctx, ggml_rope_multi(
-        ctx, a, b, c, n_dims, sections, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow));
-}
-
-ggml_tensor * llama_pcd_rope(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b, int n_dims, int mode) {
-    return llama_pcd_graph::current().rotated(ctx, ggml_rope(ctx, a, b, n_dims, mode));
+ggml_tensor * llama_pcd_rotated(ggml_context * ctx, ggml_tensor * rotated) {
+    return llama_pcd_graph::current().rotated(ctx, rotated);
 }
 
 ggml_tensor * llama_pcd_rope_set_offset(ggml_tensor * a, int n_offs) {
