@@ -133,7 +133,6 @@ struct llama_pcd : llama_pcd_hooks {
     static bool is_masked(const llama_kv_cache & kv, llama_pos p0, llama_pos p1) {
         return llama_hparams::is_masked_swa(kv.n_swa, kv.swa_type, p0, p1);
     }
-    static bool has_swa_type(const llama_kv_cache & kv) { return kv.swa_type != LLAMA_SWA_TYPE_NONE; }
 
 private:
     bool make_cached(uint32_t n_tokens);

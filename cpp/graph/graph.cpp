@@ -26,7 +26,7 @@ void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * cor
     uint32_t n_twin = core->twins && !ubatch.data->batch_idxs.empty() ? core->twins->count(ubatch) : 0;
 
     if (n_twin > 0) {
-        core->view.place(*core->twins, ubatch);
+        core->twins->place(core->memory, ubatch);
     }
     if (n_twin > 0 && llm_graph_input_pcd::is_misplaced(*core, ubatch)) {
         core->twins->misplaced = true;
@@ -37,7 +37,7 @@ void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * cor
     graph.inp_own = std::make_unique<llm_graph_input_pcd>(
         *core, ubatch.n_tokens, n_twin, n_perturbed, gctx.hparams.n_pos_per_embd());
     if (n_twin > 0) {
-        graph.inp_own->visible = core->view.visible(*core->twins);
+        graph.inp_own->visible = core->twins->visible(core->memory);
     }
     graph.core        = core;
     graph.inp         = graph.inp_own.get();
@@ -96,8 +96,8 @@ bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
     if (twins.count(ubatch) != n_twin || twins.count(ubatch, true) != n_perturbed || is_misplaced(core, ubatch)) {
         return false;
     }
-    core.view.place(twins, ubatch);
-    return core.view.visible(twins) == visible;
+    twins.place(core.memory, ubatch);
+    return twins.visible(core.memory) == visible;
 }
 
 void llm_graph_input_pcd::set_input(const llama_ubatch * ubatch) {
@@ -115,7 +115,7 @@ void llm_graph_input_pcd::set_input(const llama_ubatch * ubatch) {
     }
     for (const auto & [mask, i] : masks) {
         if (mask->buffer) {
-            core.view.mask(*core.twins, i, mask);
+            core.twins->mask(core.memory, i, mask);
         }
     }
 }
@@ -406,7 +406,7 @@ static ggml_tensor * view_cells(ggml_context * ctx, ggml_tensor * t, int dim, in
 }
 
 // the cells in a range
-static ggml_tensor * build_cells(ggml_context * ctx, ggml_tensor * t, int dim, const llama_pcd_view::cell_range & cells) {
+static ggml_tensor * build_cells(ggml_context * ctx, ggml_tensor * t, int dim, const llama_pcd_cell_range & cells) {
     ggml_tensor * tail = view_cells(ctx, t, dim, cells.begin, cells.end);
     return cells.head ? ggml_concat(ctx, view_cells(ctx, t, dim, 0, cells.head), tail, dim) : tail;
 }
@@ -636,11 +636,11 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     // On the CPU flash attention passes over hidden cells, which takes less time than to leave them out.
     const bool passes_over = args.gctx.cparams.flash_attn && ggml_backend_buffer_is_host(layer->k1->buffer);
 
-    llama_pcd_view::cell_range range = inp->visible[layer->i_cache];
+    llama_pcd_cell_range range = inp->visible[layer->i_cache];
     if (args.kq_b) {
         range.end = args.k->ne[2];
     }
-    const llama_pcd_view::cell_range all = { 0, range.end, 0 };
+    const llama_pcd_cell_range all = { 0, range.end, 0 };
     if (args.kq_b || passes_over) {
         range = all;
     }

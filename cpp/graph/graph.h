@@ -50,7 +50,7 @@ public:
     std::map<ggml_tensor *, size_t>        masks; // the KQ masks of the graph, and whose they are
 
     // of each cache, what the twins' attention looks at
-    std::vector<llama_pcd_view::cell_range> visible;
+    std::vector<llama_pcd_cell_range> visible;
 
 private:
     void set_pos    (ggml_tensor * t, const llama_ubatch & ubatch, bool of_twins) const;
@@ -135,10 +135,10 @@ private:
 
     // the tokens [i0, i0 + n), which attend to cells in a range, with these keys
     struct part {
-        ggml_tensor *              k;
-        llama_pcd_view::cell_range range;
-        int64_t                    i0;
-        int64_t                    n;
+        ggml_tensor *        k;
+        llama_pcd_cell_range range;
+        int64_t              i0;
+        int64_t              n;
     };
 
     bool    multiplies(const attn & args) const;

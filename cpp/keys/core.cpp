@@ -15,7 +15,6 @@ llama_pcd_core::llama_pcd_core(llama_pcd & pcd, const llama_pcd_memory & memory)
     tables(pcd.lctx.get_model(), settings),
     second(pcd, memory, settings, tables),
     ids(memory),
-    view(memory),
     states(memory, ids) {}
 
 bool llama_pcd_core::make_room(std::string & err) {
@@ -47,7 +46,7 @@ void llama_pcd_core::probe() {
     for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
         const ggml_tensor * node = ggml_graph_node(gf, i);
         if (node->op == GGML_OP_ROPE && std::find(limits.seen.begin(), limits.seen.end(), node) == limits.seen.end()) {
-            limits.hides_rotation = true; // it did not come by our wrappers
+            limits.hides_rotation = true; // it was not handed to us
         }
     }
     limits.has_graph        = true;

@@ -22,7 +22,6 @@ struct llama_pcd_core {
     llama_pcd_tables    tables;
     llama_pcd_second    second;
     llama_pcd_twin_ids  ids;
-    llama_pcd_view      view;
     llama_pcd_states    states;
 
     llama_pcd_stats stats = {};

@@ -41,13 +41,28 @@ struct llama_pcd_twin {
     int32_t   token_i = -1; // its token's; -1: none
     llama_pos pos     = 0;
     bool      is_2d   = false;
-    llama_pos x       = 0;
-    llama_pos y       = 0;
+
+    llama_kv_cell_ext ext = {}; // if it is_2d
 
     std::array<int32_t, llama_pcd_memory::MAX_CACHES> cells = { -1, -1 }; // with its own keys, in each cache
 
     // the first position in its window
     llama_pos begin() const { return window == 0 || pos < window ? 0 : pos - window + 1; }
+};
+
+// The cells that the attention of twins has to look at: [begin, end) and, where begin > 0, the first `head` ones, for the first
+// positions of a text. No cell from `end` on is in use.
+struct llama_pcd_cell_range {
+    // Whole blocks, so that the graph changes only now and then: of so many cells as llama.cpp's own, which the kernels of GPUs want,
+    // or, for a single twin on the CPU, of fewer.
+    static constexpr uint32_t BLOCK      = 256;
+    static constexpr uint32_t HOST_BLOCK = 64;
+
+    uint32_t begin = 0;
+    uint32_t end   = 0;
+    uint32_t head  = 0;
+
+    bool operator==(const llama_pcd_cell_range & other) const { return begin == other.begin && end == other.end && head == other.head; }
 };
 
 // The twins of one batch that llama.cpp decodes, which are its last entries. Made when they are added to the batch, and dropped with the
@@ -66,6 +81,19 @@ struct llama_pcd_twins {
     llama_pcd_twin * at(const llama_ubatch & ubatch, uint32_t i);
 
     uint32_t count(const llama_ubatch & ubatch, bool perturbed_alone = false);
+
+    //
+    // what they see
+    //
+
+    // find those of a micro-batch, which is in memory by now
+    void place(const llama_pcd_memory & memory, const llama_ubatch & ubatch);
+
+    // for each cache, of the cells up to the last used one those that placed twins see
+    std::vector<llama_pcd_cell_range> visible(const llama_pcd_memory & memory) const;
+
+    // fill the rows of the placed twins in a KQ mask of a cache
+    void mask(const llama_pcd_memory & memory, size_t i_cache, ggml_tensor * dst) const;
 };
 
 // The states that recurrent layers keep for twins: room for them, a twin's own, and those of its tokens as they were before.
@@ -99,48 +127,4 @@ private:
     llama_seq_id backup(size_t i) const { return ids.first + 1 + (llama_seq_id) i; }
 
     void copy(llama_seq_id from, llama_seq_id to) const;
-};
-
-struct llama_pcd_view {
-    // Attention with twins looks at cells in whole blocks, so that the graph changes only now and then: blocks of so many cells as
-    // llama.cpp's own, which the kernels of GPUs want, or, for a single twin on the CPU, of fewer.
-    static constexpr uint32_t CELL_BLOCK = 256;
-    static constexpr uint32_t HOST_BLOCK = 64;
-
-    explicit llama_pcd_view(const llama_pcd_memory & memory) : memory(memory) {}
-
-    // find the twins of a micro-batch, which is in memory by now
-    void place(llama_pcd_twins & twins, const llama_ubatch & ubatch) const;
-
-    // The cells that the attention of twins has to look at: [begin, end) and, where begin > 0, the first `head` ones, for the
-    // first positions of a text. No cell from `end` on is in use.
-    struct cell_range {
-        uint32_t begin = 0;
-        uint32_t end   = 0;
-        uint32_t head  = 0;
-        uint32_t block = CELL_BLOCK; // they are multiples of it
-
-        bool operator==(const cell_range & other) const { return begin == other.begin && end == other.end && head == other.head; }
-    };
-
-    // for each cache, of the cells up to the last used one those that placed twins see
-    std::vector<cell_range> visible(const llama_pcd_twins & twins) const;
-
-    // fill the rows of the placed twins in a KQ mask of a cache
-    void mask(const llama_pcd_twins & twins, size_t i_cache, ggml_tensor * dst) const;
-
-private:
-    const llama_pcd_memory & memory;
-
-    bool causal(const llama_kv_cache & kv) const;
-    bool sees  (const llama_kv_cache & kv, const llama_pcd_twin & twin, int32_t own, uint32_t j) const;
-
-    // fn(j) for each cell that a twin with a window sees; false: it may see others, look at each one
-    template <typename F>
-    bool in_window(const llama_kv_cache & kv, const llama_pcd_twin & twin, int32_t own, const F & fn) const;
-
-    void restrict(const llama_pcd_twins & twins, size_t i_cache, cell_range & range) const;
-
-    template <typename T>
-    void fill(T * mask, int64_t n_kv, size_t i_cache, const llama_pcd_twins & twins) const;
 };

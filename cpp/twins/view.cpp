@@ -12,7 +12,7 @@
 //
 
 static bool is_same_place(const llama_kv_cell_ext & ext, const llama_pcd_twin & twin) {
-    return !twin.is_2d || (ext.x == twin.x && ext.y == twin.y);
+    return !twin.is_2d || (ext.x == twin.ext.x && ext.y == twin.ext.y);
 }
 
 // the first cell of a twin's own sequence that holds it; -1: none
@@ -25,7 +25,7 @@ static int32_t cell_of(const llama_kv_cache & kv, const llama_pcd_twin & twin) {
     return -1;
 }
 
-void llama_pcd_view::place(llama_pcd_twins & twins, const llama_ubatch & ubatch) const {
+void llama_pcd_twins::place(const llama_pcd_memory & memory, const llama_ubatch & ubatch) {
     const auto & entries = ubatch.data->batch_idxs;
     const auto   find    = [&](int32_t entry) {
         const auto it = std::find(entries.begin(), entries.end(), entry);
@@ -33,10 +33,10 @@ void llama_pcd_view::place(llama_pcd_twins & twins, const llama_ubatch & ubatch)
     };
     const uint32_t n = ubatch.n_tokens;
 
-    for (size_t t = 0; t < twins.all.size(); ++t) {
-        auto & twin = twins.all[t];
+    for (size_t t = 0; t < all.size(); ++t) {
+        auto & twin = all[t];
 
-        twin.i = find(twins.first + t);
+        twin.i = find(first + t);
         if (twin.i < 0) {
             continue;
         }
@@ -44,8 +44,8 @@ void llama_pcd_view::place(llama_pcd_twins & twins, const llama_ubatch & ubatch)
         twin.pos     = ubatch.pos[twin.i];
         twin.is_2d   = ubatch.is_pos_2d();
         if (twin.is_2d) {
-            twin.x = ubatch.pos[2*n + twin.i];
-            twin.y = ubatch.pos[1*n + twin.i];
+            twin.ext.x = ubatch.pos[2*n + twin.i];
+            twin.ext.y = ubatch.pos[1*n + twin.i];
         }
         for (size_t k = 0; k < memory.kvs.size(); ++k) {
             twin.cells[k] = cell_of(*memory.kvs[k], twin);
@@ -57,12 +57,7 @@ void llama_pcd_view::place(llama_pcd_twins & twins, const llama_ubatch & ubatch)
 // what a twin sees
 //
 
-bool llama_pcd_view::causal(const llama_kv_cache & kv) const {
-    return memory.lctx.get_cparams().causal_attn ||
-        (llama_pcd::hparams(kv).non_causal_type == LLAMA_NON_CAUSAL_TYPE_SWA_ONLY && !llama_pcd::has_swa_type(kv));
-}
-
-bool llama_pcd_view::sees(const llama_kv_cache & kv, const llama_pcd_twin & twin, int32_t own, uint32_t j) const {
+static bool sees(const llama_kv_cache & kv, const llama_pcd_twin & twin, int32_t own, uint32_t j) {
     const auto & cells = llama_pcd::cells(kv);
 
     if ((int32_t) j == own) {
@@ -73,11 +68,11 @@ bool llama_pcd_view::sees(const llama_kv_cache & kv, const llama_pcd_twin & twin
     }
     const llama_pos p0 = cells.pos_get(j);
 
-    if (p0 >= twin.pos && causal(kv)) {
+    if (p0 >= twin.pos) {
         // patches of one image share their position in time: what counts is their place in it. A twin does not see its token.
         const auto & ext = cells.ext_get(j);
 
-        if (p0 > twin.pos || (twin.is_2d && ext.is_2d_gt(twin.x, twin.y)) || is_same_place(ext, twin)) {
+        if (p0 > twin.pos || (twin.is_2d && ext.is_2d_gt(twin.ext.x, twin.ext.y)) || is_same_place(ext, twin)) {
             return false;
         }
     }
@@ -85,11 +80,9 @@ bool llama_pcd_view::sees(const llama_kv_cache & kv, const llama_pcd_twin & twin
     return (p0 >= twin.begin() || p0 < twin.n_sink) && !llama_pcd::is_masked(kv, p0, twin.pos);
 }
 
+// fn(j) for each cell that a twin with a window sees
 template <typename F>
-bool llama_pcd_view::in_window(const llama_kv_cache & kv, const llama_pcd_twin & twin, int32_t own, const F & fn) const {
-    if (twin.window == 0 || !causal(kv)) {
-        return false;
-    }
+static void in_window(const llama_kv_cache & kv, const llama_pcd_twin & twin, int32_t own, const F & fn) {
     const auto walk = [&](llama_pos p0, llama_pos p1) {
         for (const auto & [pos, j] : llama_pcd_cells_at(kv, twin.parent, p0, p1)) {
             if ((int32_t) j != own && sees(kv, twin, own, j)) {
@@ -103,7 +96,6 @@ bool llama_pcd_view::in_window(const llama_kv_cache & kv, const llama_pcd_twin &
     if (own >= 0) {
         fn((uint32_t) own);
     }
-    return true;
 }
 
 //
@@ -113,10 +105,9 @@ bool llama_pcd_view::in_window(const llama_kv_cache & kv, const llama_pcd_twin &
 // From the row of its token, which llama.cpp has filled, to that of a twin without a window only cells at their own position change:
 // a twin sees its own cell in place of its token's. A window is gone through in the order of positions.
 template <typename T>
-void llama_pcd_view::fill(T * mask, int64_t n_kv, size_t i_cache, const llama_pcd_twins & twins) const {
+static void fill(T * mask, int64_t n_kv, const llama_kv_cache & kv, size_t i_cache, const llama_pcd_twins & twins) {
     const T hidden = llama_cast<T>(-INFINITY);
 
-    const auto & kv    = *memory.kvs[i_cache];
     const auto & cells = llama_pcd::cells(kv);
     const bool   alibi = llama_pcd::hparams(kv).use_alibi;
 
@@ -131,7 +122,7 @@ void llama_pcd_view::fill(T * mask, int64_t n_kv, size_t i_cache, const llama_pc
             row[j] = llama_cast<T>(alibi ? -std::abs(float(cells.pos_get(j) - twin.pos)) : 0.0f);
         };
 
-        if (twin.token_i >= 0 && twin.window == 0 && causal(kv)) {
+        if (twin.token_i >= 0 && twin.window == 0) {
             std::copy_n(mask + twin.token_i*n_kv, n_kv, row);
             for (const auto & [pos, j] : llama_pcd_cells_at(kv, twin.parent, twin.pos, twin.pos + 1)) {
                 row[j] = hidden;
@@ -145,21 +136,23 @@ void llama_pcd_view::fill(T * mask, int64_t n_kv, size_t i_cache, const llama_pc
             continue;
         }
         std::fill_n(row, n_kv, hidden);
-        if (!in_window(kv, twin, own, show)) {
-            for (int64_t j = 0; j < n_kv; ++j) {
-                if (sees(kv, twin, own, j)) {
-                    show(j);
-                }
+        if (twin.window > 0) {
+            in_window(kv, twin, own, show);
+            continue;
+        }
+        for (int64_t j = 0; j < n_kv; ++j) {
+            if (sees(kv, twin, own, j)) {
+                show(j);
             }
         }
     }
 }
 
-void llama_pcd_view::mask(const llama_pcd_twins & twins, size_t i_cache, ggml_tensor * dst) const {
+void llama_pcd_twins::mask(const llama_pcd_memory & memory, size_t i_cache, ggml_tensor * dst) const {
     if (dst->type == GGML_TYPE_F16) {
-        fill((ggml_fp16_t *) dst->data, dst->ne[0], i_cache, twins);
+        fill((ggml_fp16_t *) dst->data, dst->ne[0], *memory.kvs[i_cache], i_cache, *this);
     } else {
-        fill((float *) dst->data, dst->ne[0], i_cache, twins);
+        fill((float *) dst->data, dst->ne[0], *memory.kvs[i_cache], i_cache, *this);
     }
 }
 
@@ -173,53 +166,51 @@ static bool on_host(const llama_kv_cache & kv) {
     return std::all_of(layers.begin(), layers.end(), [](const auto & layer) { return ggml_backend_buffer_is_host(layer.k->buffer); });
 }
 
-std::vector<llama_pcd_view::cell_range> llama_pcd_view::visible(const llama_pcd_twins & twins) const {
-    const auto n_placed = std::count_if(twins.all.begin(), twins.all.end(), [](const auto & twin) { return twin.i >= 0; });
-
-    // a twin without a window may see every cell
-    const bool windows = std::all_of(twins.all.begin(), twins.all.end(), [](const auto & twin) { return twin.window > 0; });
-
-    std::vector<cell_range> res;
-    for (size_t k = 0; k < memory.kvs.size(); ++k) {
-        const auto & kv = *memory.kvs[k];
-
-        // many texts fill a small block at each step
-        const uint32_t block = on_host(kv) && n_placed == 1 ? HOST_BLOCK : CELL_BLOCK;
-        res.push_back({ 0, std::min<uint32_t>(GGML_PAD(llama_pcd::cells(kv).used_max_p1(), block), kv.get_size()), 0, block });
-        if (windows) {
-            restrict(twins, k, res.back());
-        }
-    }
-    return res;
-}
-
-void llama_pcd_view::restrict(const llama_pcd_twins & twins, size_t i_cache, cell_range & range) const {
-    const auto & kv    = *memory.kvs[i_cache];
+// leave out blocks that no twin sees, all of which have windows
+static void restrict(const llama_pcd_twins & twins, const llama_kv_cache & kv, size_t i_cache, uint32_t block, llama_pcd_cell_range & range) {
     const auto & cells = llama_pcd::cells(kv);
 
     uint32_t begin = range.end;
-    bool     head  = false; // some of the first positions are in the first block
+    uint32_t head  = 0; // the first block, if some of the first positions are in it
 
     for (const auto & twin : twins.all) {
         const int32_t own = twin.cells[i_cache];
-
-        const bool complete = twin.i < 0 || in_window(kv, twin, own, [&](uint32_t j) {
-            if (j < range.block && (int32_t) j != own && cells.pos_get(j) < twin.n_sink) {
-                head = true;
+        if (twin.i < 0) {
+            continue;
+        }
+        in_window(kv, twin, own, [&](uint32_t j) {
+            if (j < block && (int32_t) j != own && cells.pos_get(j) < twin.n_sink) {
+                head = block;
             } else {
                 begin = std::min(begin, j);
             }
         });
-        if (!complete) {
-            return;
-        }
     }
-    begin = begin/range.block*range.block;
+    begin = begin/block*block;
 
     // an attention of its own takes more operations: it has to leave out more than it looks at, and so many cells besides
-    const uint32_t n_head = head ? range.block : 0;
-    if (begin > n_head + (range.end - begin) + CELL_BLOCK) {
+    if (begin > head + (range.end - begin) + llama_pcd_cell_range::BLOCK) {
         range.begin = begin;
-        range.head  = n_head;
+        range.head  = head;
     }
+}
+
+std::vector<llama_pcd_cell_range> llama_pcd_twins::visible(const llama_pcd_memory & memory) const {
+    const auto n_placed = std::count_if(all.begin(), all.end(), [](const auto & twin) { return twin.i >= 0; });
+
+    // a twin without a window may see every cell
+    const bool windows = std::all_of(all.begin(), all.end(), [](const auto & twin) { return twin.window > 0; });
+
+    std::vector<llama_pcd_cell_range> res;
+    for (size_t k = 0; k < memory.kvs.size(); ++k) {
+        const auto & kv = *memory.kvs[k];
+
+        // many texts fill a small block at each step
+        const uint32_t block = on_host(kv) && n_placed == 1 ? llama_pcd_cell_range::HOST_BLOCK : llama_pcd_cell_range::BLOCK;
+        res.push_back({ 0, std::min<uint32_t>(GGML_PAD(llama_pcd::cells(kv).used_max_p1(), block), kv.get_size()), 0 });
+        if (windows) {
+            restrict(*this, kv, k, block, res.back());
+        }
+    }
+    return res;
 }
