@@ -54,7 +54,10 @@ int32_t llama_pcd_set(llama_context * ctx, const llama_pcd_params * params, char
     if (params) {
         return with_parts(ctx, err, n_err, [&](pcd_context & pcd, std::string & text) {
             const int32_t status = check(pcd, *params, text);
-            return status == LLAMA_PCD_OK ? pcd.core.set(*params, text) : status;
+            if (status == LLAMA_PCD_OK) {
+                pcd.core.set(*params);
+            }
+            return status;
         });
     }
     auto * pcd = pcd_context::of(*ctx);

@@ -89,7 +89,7 @@ bool llama_pcd_decoder::read(const llama_batch_ext & batch, std::string & reason
         const bool plain = setting.is_early(pos) || core.sequences.is_sure(parent, setting);
 
         if (asked && reason.empty()) {
-            reason = core.limits.conflict_of(parent);
+            reason = core.conflict_of(parent);
         }
         if (asked && plain) {
             rows.plain_ids.push_back(i);
@@ -104,10 +104,7 @@ bool llama_pcd_decoder::read(const llama_batch_ext & batch, std::string & reason
         }
     }
     if (rows.size() > 0 && reason.empty()) {
-        reason = core.limits.conflict();
-    }
-    if (rows.size() > 0 && reason.empty()) {
-        reason = core.ids.find_taken(core.memory); // by a copy, or a loaded state
+        reason = core.conflict();
     }
     reason = reason.empty() ? "" : "PCD is on, but " + reason + "; turn it off first";
     return true;

@@ -218,11 +218,11 @@ ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur) {
         return cur;
     }
     if (cur->ne[2] != n_tokens) {
-        core->limits.hides_rotation = true; // no token is known for its rows, so twins would not be turned
+        core->hides_rotation = true; // no token is known for its rows, so twins would not be turned
         return cur;
     }
     if (core->probing) {
-        core->limits.seen.push_back(cur);
+        core->seen.push_back(cur);
     }
 
     ggml_tensor *      a = cur->src[0];
@@ -232,7 +232,7 @@ ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur) {
 
     if (n_perturbed > 0 && settings.rotates()) {
         cur = r.turn(ctx, cur, input_pos(inp->twin_pos, "pcd_twin_pos"),
-                core->tables.difference(r.factors, r.n_dims()/2), 0);
+                core->second.difference(r.factors, r.n_dims()/2), 0);
     }
     if (n_perturbed > 0 && settings.params.perturbation == LLAMA_PCD_PERTURBATION_NOISE) {
         if (llama_pcd_settings::offsets(settings.params)) {
@@ -243,7 +243,7 @@ ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur) {
 
     r.out = cur;
     rotations.push_back(r);
-    core->limits.has_rotations = true;
+    core->has_rotations = true;
 
     return cur;
 }
@@ -253,7 +253,7 @@ bool llama_pcd_graph::offset(ggml_tensor * a, int n_offs) {
         return false;
     }
     rotations.back().offset = n_offs;
-    core->limits.offsets_pairs |= n_offs > 0;
+    core->offsets_pairs |= n_offs > 0;
 
     if (a->op != GGML_OP_ROPE) {
         return true; // noise, which is refused for such a model: this graph is never computed
@@ -343,7 +343,7 @@ llama_pcd_rotation llama_pcd_graph::claim_rotation(const ggml_tensor * k_cur, bo
         }
     }
     if (!res.out && !rotations.empty()) { // or the key shows it later than ten operations behind it
-        core->limits.hides_rotation = true;
+        core->hides_rotation = true;
     }
     rotations.clear();
 
@@ -379,7 +379,7 @@ void llama_pcd_graph::store_k(llama_pcd_layer & layer, ggml_tensor * k_cur, ggml
             if (r.hadamard && !rot) {
                 rot = kv.build_input_k_rot(ctx);
             }
-            k_cur = core->tables.turn_key(ctx, k_cur, input_pos(inp->key_pos, "pcd_key_pos"), r, r.hadamard ? rot : nullptr);
+            k_cur = core->second.turn_key(ctx, k_cur, input_pos(inp->key_pos, "pcd_key_pos"), r, r.hadamard ? rot : nullptr);
         }
         // heads side by side, as the cache stores them
         k_cur = ggml_view_2d(ctx, k_cur, k_cur->ne[0]*k_cur->ne[1], k_cur->ne[2], k_cur->nb[2], 0);

@@ -11,19 +11,15 @@ llama_pcd_core::llama_pcd_core(llama_pcd & pcd, const llama_pcd_memory & memory)
     pcd(pcd),
     memory(memory),
     sequences(settings),
-    limits(memory, sequences),
-    tables(pcd.lctx.get_model(), settings),
-    second(pcd, memory, settings, tables),
+    second(pcd, memory, settings),
     ids(memory),
     states(memory, ids) {}
 
-bool llama_pcd_core::make_room(std::string & err) {
+void llama_pcd_core::make_room() {
     if (has_room) {
-        return true;
+        return;
     }
-    if (!states.make(err)) {
-        return false;
-    }
+    states.make();
 
     // each of the caller's rows may have a twin's beside it, so that a limit the caller set for its own does not part them
     auto & cparams = llama_pcd::cparams(pcd.lctx);
@@ -34,52 +30,18 @@ bool llama_pcd_core::make_room(std::string & err) {
     pcd.reserve_later();
 
     has_room = true;
-    return true;
 }
 
-void llama_pcd_core::probe() {
-    const llama_pcd_while inside(probing);
-
-    limits.seen.clear();
-
-    ggml_cgraph * gf = pcd.build_graph();
-    for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
-        const ggml_tensor * node = ggml_graph_node(gf, i);
-        if (node->op == GGML_OP_ROPE && std::find(limits.seen.begin(), limits.seen.end(), node) == limits.seen.end()) {
-            limits.hides_rotation = true; // it was not handed to us
-        }
-    }
-    limits.has_graph        = true;
-    limits.has_weighed_keys = second.has_weighed_keys();
-}
-
-int32_t llama_pcd_core::check(const llama_pcd_params & p, std::string & err) {
-    int32_t status = limits.check(p, err);
-    if (status == LLAMA_PCD_OK && !limits.has_graph) {
-        probe();
-        status = limits.check(p, err);
-    }
-    if (status == LLAMA_PCD_OK) {
-        err    = ids.find_taken(memory);
-        status = err.empty() ? LLAMA_PCD_OK : LLAMA_PCD_UNSUPPORTED;
-    }
-    return status;
-}
-
-int32_t llama_pcd_core::set(const llama_pcd_params & p, std::string & err) {
+void llama_pcd_core::set(const llama_pcd_params & p) {
     pcd.lctx.synchronize();
 
     // one stream holds all cells, so a mask over several sequences is one mask
     llama_pcd::cparams(pcd.lctx).kv_unified = true;
 
-    if (!make_room(err)) {
-        return LLAMA_PCD_NO_MEMORY;
-    }
+    make_room();
 
-    llama_pcd_second::tensors_ptr tensors;
-    if (!second.allocate(p, tensors, err)) {
-        return LLAMA_PCD_NO_MEMORY;
-    }
+    auto tensors = second.allocate(p);
+
     const bool changed = tensors != second.in_force();
     const bool other   = !llama_pcd_settings::same_table(p, settings.params);
 
@@ -92,7 +54,7 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, std::string & err) {
         std::swap(settings, next);
         second.swap(tensors);
         if (other) {
-            tables.forget();
+            second.forget_tables();
         }
         pcd.reset_graphs();
     };
@@ -111,14 +73,4 @@ int32_t llama_pcd_core::set(const llama_pcd_params & p, std::string & err) {
 
     sequences.confirm();
     second.keep(changed);
-
-    return LLAMA_PCD_OK;
-}
-
-int32_t llama_pcd_core::set_seq(llama_seq_id seq_id, const llama_pcd_params * p, std::string & err) {
-    err = p ? limits.check_cache(*p) : "";
-    if (p && err.empty()) {
-        err = limits.conflict_of(seq_id);
-    }
-    return err.empty() ? sequences.set(seq_id, p, ids.first, err) : (int32_t) LLAMA_PCD_UNSUPPORTED;
 }

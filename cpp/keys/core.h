@@ -1,10 +1,9 @@
-// What the evaluation with twins stands on: settings, tables, second keys and twins, each part owning its
+// What the evaluation with twins stands on: settings, second keys and twins, each part owning its
 // functions; and what has to happen to all of them when PCD is set. Knows nothing of graphs and batches.
 
 #pragma once
 
 #include "keys/second.h"
-#include "twins/limits.h"
 #include "twins/twins.h"
 
 #include <map>
@@ -18,8 +17,6 @@ struct llama_pcd_core {
 
     llama_pcd_settings  settings;
     llama_pcd_seq_table sequences;
-    llama_pcd_limits    limits;
-    llama_pcd_tables    tables;
     llama_pcd_second    second;
     llama_pcd_twin_ids  ids;
     llama_pcd_states    states;
@@ -42,21 +39,40 @@ struct llama_pcd_core {
     };
     reading * read = nullptr; // null: nothing
 
-    bool probing = false; // a graph is built to see what only a graph shows; nothing is added to it
+    // what only a graph shows
+    bool has_rotations  = false; // some layer rotates
+    bool offsets_pairs  = false; // a rotation does not start at the first dimension of its tensor
+    bool hides_rotation = false; // a query or a key is rotated where we do not see it, so that its twin's would not be
 
-    // see llama_pcd_check, and llama_pcd_set for parameters that check() found nothing wrong with
+    bool probing = false; // a graph is built to see this; nothing is added to it
+
+    std::vector<const ggml_tensor *> seen; // meanwhile: its rotations, as the model built them
+
+    // see llama_pcd_check
     int32_t check(const llama_pcd_params & p, std::string & err);
-    int32_t set  (const llama_pcd_params & p, std::string & err);
+
+    // see llama_pcd_set; for parameters that check() found nothing wrong with. An exception if there is no memory.
+    void set(const llama_pcd_params & p);
 
     // see llama_pcd_set_seq
     int32_t set_seq(llama_seq_id seq_id, const llama_pcd_params * p, std::string & err);
 
+    // what the context is set to, or holds, that twins cannot be evaluated with; empty: nothing. Changes between decodes.
+    std::string conflict() const;
+
+    // the same for one sequence
+    std::string conflict_of(llama_seq_id seq_id) const;
+
 private:
+    bool has_graph    = false; // one was built, so what it shows is known
     bool has_room     = false;
     bool has_reserved = false; // memory for graphs with PCD
 
     void probe();
 
-    // once: rows and states for twins beside the caller's; false: no memory, and err says so
-    bool make_room(std::string & err);
+    std::string check_memory(const llama_pcd_params & p) const;
+    std::string check_model (const llama_pcd_params & p) const;
+
+    // once: rows and states for twins beside the caller's
+    void make_room();
 };

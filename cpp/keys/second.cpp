@@ -19,7 +19,7 @@ static constexpr float FACTOR_STILL = 1e30f;
 
 static const char * const INVERSE = "pcd_inverse_weights"; // 1/w for learned weights w
 
-ggml_tensor * llama_pcd_tables::table(const char * name, const ggml_tensor * source, int64_t n) {
+ggml_tensor * llama_pcd_second::table(const char * name, const ggml_tensor * source, int64_t n) {
     for (const auto & cur : tables) {
         if (cur.source == source && cur.t->ne[0] == n) {
             return cur.t;
@@ -27,7 +27,7 @@ ggml_tensor * llama_pcd_tables::table(const char * name, const ggml_tensor * sou
     }
     // beside its source, or where the first layer lives
     auto * buft = source && source->buffer ?
-        ggml_backend_buffer_get_type(source->buffer) : ggml_backend_dev_buffer_type(model.dev_layer(0));
+        ggml_backend_buffer_get_type(source->buffer) : ggml_backend_dev_buffer_type(pcd.lctx.get_model().dev_layer(0));
 
     entry res = { source, nullptr, ggml_context_ptr(ggml_init({ ggml_tensor_overhead(), nullptr, true })), nullptr };
     res.t = ggml_new_tensor_1d(res.ctx.get(), GGML_TYPE_F32, n);
@@ -63,7 +63,7 @@ ggml_tensor * llama_pcd_tables::table(const char * name, const ggml_tensor * sou
     return tables.back().t;
 }
 
-ggml_tensor * llama_pcd_tables::turn_key(
+ggml_tensor * llama_pcd_second::turn_key(
         ggml_context * ctx, ggml_tensor * k, ggml_tensor * pos, const llama_pcd_rotation & r, ggml_tensor * hadamard) {
     // most layers of a quantised cache store Hadamard-rotated keys; the transform is its own inverse
     if (hadamard) {
@@ -88,8 +88,8 @@ ggml_tensor * llama_pcd_tables::turn_key(
 //
 
 llama_pcd_second::llama_pcd_second(
-        llama_pcd & pcd, const llama_pcd_memory & memory, const llama_pcd_settings & settings, llama_pcd_tables & tables) :
-    pcd(pcd), memory(memory), settings(settings), tables(tables) {
+        llama_pcd & pcd, const llama_pcd_memory & memory, const llama_pcd_settings & settings) :
+    pcd(pcd), memory(memory), settings(settings) {
     for (const auto * kv : memory.kvs) {
         const auto & hparams = llama_pcd::hparams(*kv);
         for (const auto & own : llama_pcd::layers(*kv)) {
@@ -114,7 +114,7 @@ bool llama_pcd_second::has_weighed_keys() const {
 // other settings
 //
 
-bool llama_pcd_second::allocate(const llama_pcd_params & p, tensors_ptr & res, std::string & err) {
+llama_pcd_second::tensors_ptr llama_pcd_second::allocate(const llama_pcd_params & p) {
     // the type that these parameters want a layer's second keys in; GGML_TYPE_COUNT: they want none
     const auto type_of = [&](const llama_pcd_layer & layer) {
         const bool wanted = llama_pcd_settings::rerotated(p) && layer.rotates;
@@ -129,15 +129,14 @@ bool llama_pcd_second::allocate(const llama_pcd_params & p, tensors_ptr & res, s
             serves   &= all && all->of[i] && all->of[i]->type == type;
         }
     }
-    res = all;
     if (n_wanted == 0 || serves) {
-        return true;
+        return all;
     }
     if (!settings.on) {
         drop(); // off is what a failure leaves in force
     }
 
-    res = std::make_shared<tensors>();
+    auto res = std::make_shared<tensors>();
 
     std::map<ggml_backend_buffer_type_t, ggml_context_ptr> ctxs; // by the kind of memory that the first ones live in
     for (const auto & layer : layers) {
@@ -157,15 +156,14 @@ bool llama_pcd_second::allocate(const llama_pcd_params & p, tensors_ptr & res, s
     for (auto & [buft, ctx] : ctxs) {
         ggml_backend_buffer_ptr buf(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buft));
         if (!buf) {
-            err = format("the second keys need another %.0f MiB%s; use a smaller n_ctx, cache=\"shared\" or perturbation=\"none\" "
+            throw std::runtime_error(format("the second keys need another %.0f MiB%s; use a smaller n_ctx, cache=\"shared\" or perturbation=\"none\" "
                     "with a window", n_wanted/1024.0/1024.0,
-                    all ? " beside those in force; turn PCD off before this change, which then frees them" : "");
-            return false;
+                    all ? " beside those in force; turn PCD off before this change, which then frees them" : ""));
         }
         ggml_backend_buffer_clear(buf.get(), 0); // no NaN may lurk in unused cells
         res->ctxs_bufs.emplace_back(std::move(ctx), std::move(buf));
     }
-    return true;
+    return res;
 }
 
 void llama_pcd_second::swap(tensors_ptr & other) noexcept {
@@ -318,7 +316,7 @@ ggml_status llama_pcd_second::derive_piece(size_t i_cache, const std::vector<uin
             const int64_t n_embd = k->ne[0];
 
             k = ggml_reshape_3d(ctx, k, n_embd/n_head, n_head, n);
-            k = tables.turn_key(ctx, k, pos, layer.rotation, layer.rotation.hadamard ? rot : nullptr);
+            k = turn_key(ctx, k, pos, layer.rotation, layer.rotation.hadamard ? rot : nullptr);
             k = ggml_reshape_2d(ctx, k, n_embd, n);
         }
 

@@ -12,37 +12,6 @@
 #include <string>
 #include <vector>
 
-// ggml divides an angle by its frequency factor. So with the model's own factor ff, theta* = theta / (ff / rho), and
-// theta* - theta = theta / (ff / (rho - 1)): no kernel has to be added.
-struct llama_pcd_tables {
-    llama_pcd_tables(const llama_model & model, const llama_pcd_settings & settings) : model(model), settings(settings) {}
-
-    // theta* - theta, beside n of the model's own frequency factors (null: it has none)
-    ggml_tensor * difference(const ggml_tensor * factors, int64_t n) { return table("pcd_difference_table", factors, n); }
-
-    // other frequencies are in force: graphs that are built from now on get tables of them
-    void forget() { tables.clear(); }
-
-    // turn a whole key, as it is stored, to theta*; hadamard: the transform of the cache, null if it has none
-    ggml_tensor * turn_key(
-            ggml_context * ctx, ggml_tensor * k, ggml_tensor * pos, const llama_pcd_rotation & r, ggml_tensor * hadamard);
-
-private:
-    struct entry {
-        const ggml_tensor *     source;
-        ggml_tensor *           t;
-        ggml_context_ptr        ctx;
-        ggml_backend_buffer_ptr buf;
-    };
-
-    const llama_model        & model;
-    const llama_pcd_settings & settings;
-
-    std::vector<entry> tables;
-
-    ggml_tensor * table(const char * name, const ggml_tensor * source, int64_t n);
-};
-
 struct llama_pcd_layer {
     size_t        i_cache;
     uint32_t      il;
@@ -54,13 +23,30 @@ struct llama_pcd_layer {
 };
 
 struct llama_pcd_second {
-    llama_pcd_second(llama_pcd & pcd, const llama_pcd_memory & memory, const llama_pcd_settings & settings, llama_pcd_tables & tables);
+    llama_pcd_second(llama_pcd & pcd, const llama_pcd_memory & memory, const llama_pcd_settings & settings);
 
     std::vector<llama_pcd_layer> layers; // of all caches
 
     llama_pcd_layer * find_layer(const ggml_tensor * k1);
 
     bool has_weighed_keys() const; // see llama_pcd_rotation::weighed
+
+    //
+    // tables
+    //
+    // ggml divides an angle by its frequency factor. So with the model's own factor ff, theta* = theta / (ff / rho), and
+    // theta* - theta = theta / (ff / (rho - 1)): no kernel has to be added.
+    //
+
+    // theta* - theta, beside n of the model's own frequency factors (null: it has none)
+    ggml_tensor * difference(const ggml_tensor * factors, int64_t n) { return table("pcd_difference_table", factors, n); }
+
+    // other frequencies are in force: graphs that are built from now on get tables of them
+    void forget_tables() { tables.clear(); }
+
+    // turn a whole key, as it is stored, to theta*; hadamard: the transform of the cache, null if it has none
+    ggml_tensor * turn_key(
+            ggml_context * ctx, ggml_tensor * k, ggml_tensor * pos, const llama_pcd_rotation & r, ggml_tensor * hadamard);
 
     //
     // other settings
@@ -74,9 +60,9 @@ struct llama_pcd_second {
     };
     using tensors_ptr = std::shared_ptr<tensors>;
 
-    // What parameters p need: what is there and serves them, else it is allocated into `res`. False: there is no memory. Nothing in force
+    // What parameters p need: what is there and serves them, or something new; an exception if there is no memory. Nothing in force
     // changes. But while PCD is off, second keys of another type are freed first.
-    bool allocate(const llama_pcd_params & p, tensors_ptr & res, std::string & err);
+    tensors_ptr allocate(const llama_pcd_params & p);
 
     // exchange all tensors for others
     void swap(tensors_ptr & other) noexcept;
@@ -114,7 +100,16 @@ private:
 
     const llama_pcd_memory   & memory;
     const llama_pcd_settings & settings;
-    llama_pcd_tables         & tables;
+
+    struct entry {
+        const ggml_tensor *     source;
+        ggml_tensor *           t;
+        ggml_context_ptr        ctx;
+        ggml_backend_buffer_ptr buf;
+    };
+    std::vector<entry> tables;
+
+    ggml_tensor * table(const char * name, const ggml_tensor * source, int64_t n);
 
     llama_pcd_params from = {}; // what the tensors were made for
 

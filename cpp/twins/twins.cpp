@@ -7,6 +7,7 @@
 #include "llama-impl.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 llama_pcd_twin_ids::llama_pcd_twin_ids(const llama_pcd_memory & memory) :
     first(memory.recr ? llama_pcd::n_seq_max(*memory.recr) : LLAMA_MAX_SEQ - LLAMA_PCD_MAX_TWINS),
@@ -14,18 +15,6 @@ llama_pcd_twin_ids::llama_pcd_twin_ids(const llama_pcd_memory & memory) :
     if (memory.recr) { // one for each of the context's sequences, and one id is for llama_pcd_states
         n_max = std::max(0, std::min({ LLAMA_PCD_MAX_TWINS, first, LLAMA_MAX_SEQ - 1 - first }));
     }
-}
-
-std::string llama_pcd_twin_ids::find_taken(const llama_pcd_memory & memory) const {
-    for (const auto * kv : memory.kvs) {
-        for (llama_seq_id s = first; s < LLAMA_MAX_SEQ; ++s) {
-            if (!llama_pcd::cells(*kv).seq_pos_get(s).empty()) {
-                return format("sequence %d has tokens, and the ids from %d on are for PCD's twins (llama_memory_seq_rm takes it out of "
-                        "memory)", s, first);
-            }
-        }
-    }
-    return {};
 }
 
 llama_pcd_twin * llama_pcd_twins::at(const llama_ubatch & ubatch, uint32_t i) {
@@ -62,9 +51,9 @@ static size_t copy_rows(const ggml_tensor * src, ggml_tensor * dst, size_t n_gro
     return ggml_nbytes(dst) - ggml_nbytes(src);
 }
 
-bool llama_pcd_states::make(std::string & err) {
-    if (!memory.recr || n_bytes > 0) {
-        return true;
+void llama_pcd_states::make() {
+    if (!memory.recr) {
+        return;
     }
     auto & cur = *memory.recr;
 
@@ -100,10 +89,9 @@ bool llama_pcd_states::make(std::string & err) {
         std::swap(llama_pcd::ctxs_bufs(cur), llama_pcd::ctxs_bufs(wider));
     } catch (const std::exception & e) {
         n_bytes = 0;
-        err = format("the states of recurrent layers for %u twins cannot be kept (%s); use a smaller n_seq_max", ids.n_max, e.what());
-        return false;
+        throw std::runtime_error(format("the states of recurrent layers for %u twins cannot be kept (%s); use a smaller n_seq_max",
+                ids.n_max, e.what()));
     }
-    return true;
 }
 
 void llama_pcd_states::copy(llama_seq_id from, llama_seq_id to) const {

@@ -20,9 +20,6 @@ struct llama_pcd_twin_ids {
     uint32_t     n_max; // in one pass
 
     bool is_twin(llama_seq_id seq_id) const { return seq_id >= first; }
-
-    // one of these ids in which a caller has tokens, as llama.cpp lets it while PCD is off, in a sentence; empty: none
-    std::string find_taken(const llama_pcd_memory & memory) const;
 };
 
 struct llama_pcd_twin {
@@ -105,8 +102,8 @@ struct llama_pcd_states {
 
     int64_t n_bytes = 0; // of what was added
 
-    // make room beside the context's own states, if there are any; false: no memory for it, and err says so in a sentence
-    bool make(std::string & err);
+    // make room beside the context's own states, if there are any, once; an exception if there is no memory
+    void make();
 
     // a twin starts with the state that its parent had when it was saved, else with the one it has now
     void branch(llama_seq_id parent, llama_seq_id twin) const;

@@ -1,14 +1,14 @@
-// One sentence for everything that cannot run, with the remedy.
+// What a model and a context can run: one sentence for everything that they cannot, with the remedy.
 
-#include "twins/limits.h"
+#include "keys/core.h"
 
 #include "llama-impl.h"
 #include "llama-model.h"
 
 #include <algorithm>
 
-std::string llama_pcd_limits::conflict() const {
-    const auto & cparams = memory.lctx.get_cparams();
+std::string llama_pcd_core::conflict() const {
+    const auto & cparams = pcd.lctx.get_cparams();
     const auto & inputs  = cparams.embeddings_layer_inp;
 
     if (!cparams.causal_attn) {
@@ -20,18 +20,27 @@ std::string llama_pcd_limits::conflict() const {
     if (cparams.embeddings_nextn || std::find(inputs.begin(), inputs.end(), true) != inputs.end()) {
         return "this context hands hidden states to a draft model";
     }
+    for (const auto * kv : memory.kvs) { // llama.cpp lets callers use the twins' ids while PCD is off, in a copy, and in a loaded state
+        for (llama_seq_id s = ids.first; s < LLAMA_MAX_SEQ; ++s) {
+            if (!llama_pcd::cells(*kv).seq_pos_get(s).empty()) {
+                return format("sequence %d has tokens, and the ids from %d on are for PCD's twins (llama_memory_seq_rm takes it out of "
+                        "memory)", s, ids.first);
+            }
+        }
+    }
     return {};
 }
 
-std::string llama_pcd_limits::conflict_of(llama_seq_id seq_id) const {
-    if (llama_pcd::samplers(memory.lctx).count(seq_id) == 0) {
+std::string llama_pcd_core::conflict_of(llama_seq_id seq_id) const {
+    if (llama_pcd::samplers(pcd.lctx).count(seq_id) == 0) {
         return {};
     }
     return format("sequence %d has a backend sampler, which bypasses the logits PCD works on; turn PCD off for this sequence "
             "(llama_pcd_set_seq), or take the sampler off (llama_set_sampler)", seq_id);
 }
 
-std::string llama_pcd_limits::check_cache(const llama_pcd_params & p) {
+// why no context, and no sequence, has keys as p asks for them
+static std::string check_cache(const llama_pcd_params & p) {
     return p.cache != LLAMA_PCD_CACHE_SEPARATE ? "" :
         "cache=\"separate\" is evaluated by the stock engine alone; open the model with engine=\"stock\", or use cache=\"rerotated\" "
         "or \"shared\"";
@@ -45,12 +54,12 @@ static bool on_cann(const llama_model & model) {
 }
 
 // what the context as it was opened keeps PCD from
-std::string llama_pcd_limits::check_memory(const llama_pcd_params & p) const {
-    const auto & cparams   = memory.lctx.get_cparams();
-    const auto & hparams   = memory.lctx.get_model().hparams;
+std::string llama_pcd_core::check_memory(const llama_pcd_params & p) const {
+    const auto & cparams   = pcd.lctx.get_cparams();
+    const auto & hparams   = pcd.lctx.get_model().hparams;
     const int    n_seq_max = cparams.n_seq_max;
 
-    const std::string arch = "the architecture '" + memory.lctx.get_model().arch_name() + "' ";
+    const std::string arch = "the architecture '" + pcd.lctx.get_model().arch_name() + "' ";
 
     if (memory.kvs.empty()) {
         return arch + "has recurrent or otherwise special memory alone, which cannot drop a twin's state; "
@@ -86,8 +95,8 @@ std::string llama_pcd_limits::check_memory(const llama_pcd_params & p) const {
     return {};
 }
 
-std::string llama_pcd_limits::check_model(const llama_pcd_params & p) const {
-    const auto & model    = memory.lctx.get_model();
+std::string llama_pcd_core::check_model(const llama_pcd_params & p) const {
+    const auto & model    = pcd.lctx.get_model();
     const bool   perturbs = p.perturbation != LLAMA_PCD_PERTURBATION_NONE;
 
     const std::string arch = "the architecture '" + model.arch_name() + "' ";
@@ -103,7 +112,7 @@ std::string llama_pcd_limits::check_model(const llama_pcd_params & p) const {
     if (llama_model_has_encoder(&model)) {
         return arch + "has an encoder, and a twin cannot attend to it";
     }
-    if (has_weighed_keys && llama_pcd_settings::rerotated(p)) {
+    if (second.has_weighed_keys() && llama_pcd_settings::rerotated(p)) {
         return arch + "changes its keys after rotating them, so a stored key cannot be rotated further; "
             "use cache=\"shared\"";
     }
@@ -119,7 +128,22 @@ std::string llama_pcd_limits::check_model(const llama_pcd_params & p) const {
     return {};
 }
 
-int32_t llama_pcd_limits::check(const llama_pcd_params & p, std::string & err) const {
+void llama_pcd_core::probe() {
+    const llama_pcd_while inside(probing);
+
+    seen.clear();
+
+    ggml_cgraph * gf = pcd.build_graph();
+    for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
+        const ggml_tensor * node = ggml_graph_node(gf, i);
+        if (node->op == GGML_OP_ROPE && std::find(seen.begin(), seen.end(), node) == seen.end()) {
+            hides_rotation = true; // it was not handed to us
+        }
+    }
+    has_graph = true;
+}
+
+int32_t llama_pcd_core::check(const llama_pcd_params & p, std::string & err) {
     err = llama_pcd_settings::check_range(p);
     if (err.empty()) {
         err = sequences.check(p);
@@ -131,8 +155,20 @@ int32_t llama_pcd_limits::check(const llama_pcd_params & p, std::string & err) c
     err = err.empty() ? check_memory(p) : err;
     err = err.empty() ? check_model(p) : err;
     err = err.empty() ? conflict() : err;
-    for (const auto & [seq_id, _] : llama_pcd::samplers(memory.lctx)) {
+    for (const auto & [seq_id, _] : llama_pcd::samplers(pcd.lctx)) {
         err = err.empty() && sequences.setting_of(seq_id, p).on ? conflict_of(seq_id) : err;
     }
+    if (err.empty() && !has_graph) {
+        probe();
+        err = check_model(p);
+    }
     return err.empty() ? LLAMA_PCD_OK : LLAMA_PCD_UNSUPPORTED;
+}
+
+int32_t llama_pcd_core::set_seq(llama_seq_id seq_id, const llama_pcd_params * p, std::string & err) {
+    err = p ? check_cache(*p) : "";
+    if (p && err.empty()) {
+        err = conflict_of(seq_id);
+    }
+    return err.empty() ? sequences.set(seq_id, p, ids.first, err) : (int32_t) LLAMA_PCD_UNSUPPORTED;
 }
