@@ -1,4 +1,4 @@
-// Every private member of llama.cpp that we use. It does not know what a member is used for.
+// Every private member of llama.cpp that is used outside of upstream/. It does not know what a member is used for.
 
 #pragma once
 
@@ -12,13 +12,15 @@
 
 #include <array>
 
-// a flag that is set as long as this lives
+// a variable has another value as long as this lives
+template <typename T>
 struct llama_pcd_while {
-    explicit llama_pcd_while(bool & flag) : flag(flag) { flag = true; }
-    ~llama_pcd_while() { flag = false; }
+    llama_pcd_while(T & variable, T value) : variable(variable), before(variable) { variable = value; }
+    ~llama_pcd_while() { variable = before; }
 
 private:
-    bool & flag;
+    T &     variable;
+    const T before;
 };
 
 // What hangs on a context, as our parts see it; llama_pcd_context joins the parts.
@@ -79,15 +81,7 @@ struct llama_pcd : llama_pcd_hooks {
     // private members of llama.cpp
     //
 
-    // rows that the context holds
-    static float *                logits       (llama_context & c) { return c.logits.data; }
-    static float *                embd         (llama_context & c) { return c.embd.data; }
-    static uint32_t             & n_outputs    (llama_context & c) { return c.n_outputs; }
-    static std::vector<int32_t> & output_ids   (llama_context & c) { return c.output_ids; }
-
-    static uint32_t output_reserve    (llama_context & c, size_t n) { return c.output_reserve(n); }
-    static void     output_reorder    (llama_context & c)           { c.output_reorder(); }
-    static void     output_swaps_clear(llama_context & c)           { c.output_swaps.clear(); }
+    struct outputs; // upstream/outputs.h
 
     // the state of recurrent layers
     static uint32_t & n_seq_max(llama_memory_recurrent & m) { return m.n_seq_max; }
@@ -96,21 +90,10 @@ struct llama_pcd : llama_pcd_hooks {
     // settings
     static llama_cparams & cparams(llama_context & c) { return c.cparams; }
 
-    // A micro-batch of at most one token and its twin is no prompt: as long as this lives, it runs with the threads for generation.
-    struct step_threads {
-        explicit step_threads(llama_context & c);
-        ~step_threads();
+    static ggml_threadpool_t & threadpool      (llama_context & c) { return c.threadpool; }
+    static ggml_threadpool_t & threadpool_batch(llama_context & c) { return c.threadpool_batch; }
 
-    private:
-        llama_context & c;
-
-        const int32_t           n_threads_batch;
-        const ggml_threadpool_t threadpool_batch;
-    };
-
-    // backend samplers, and what they gave for the outputs of the last batch
-    static const auto & samplers(const llama_context & c) { return c.sampling.samplers; }
-    static       auto & sampling(llama_context & c)       { return c.sampling; }
+    static const auto & samplers(const llama_context & c) { return c.sampling.samplers; } // of the backend
 
     // timings
     static int64_t & n_queued_tokens   (llama_context & c) { return c.n_queued_tokens; }

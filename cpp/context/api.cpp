@@ -1,4 +1,4 @@
-// The public C API (llama-pcd.h): every extern "C" function but the sampler's and the formulas, each behind the guard. What a
+// The public C API (llama-pcd.h): the extern "C" functions that work on a context, but for the sampler's, each behind the guard. What a
 // function does is written in the part that it calls.
 
 #include "context/context.h"
@@ -150,10 +150,6 @@ llama_pcd_stats llama_pcd_get_stats(llama_context * ctx) {
     });
 }
 
-const char * llama_pcd_fallback_text(int32_t reason) {
-    return llama_pcd_decoder::why((llama_pcd_fallback) reason);
-}
-
 int32_t llama_pcd_set_eval_callback(
         llama_context * ctx, ggml_backend_sched_eval_callback callback, void * user_data, bool counts, char * err, size_t n_err) {
     if (!callback && !pcd_context::of(*ctx)) {
@@ -167,16 +163,8 @@ int32_t llama_pcd_set_eval_callback(
 int32_t llama_pcd_attention(
         llama_context * ctx, llama_seq_id seq_id, const llama_token * tokens, int32_t n, llama_pos pos,
         const int32_t * heads, int32_t n_heads, double * pays, char * err, size_t n_err) {
-    return with_parts(ctx, err, n_err, [&](pcd_context & pcd, std::string & text) -> int32_t {
-        if (n < 1 || n_heads < 1 || pos < 0) {
-            text = format("there are %d tokens, %d heads, and the position is %d; allowed: 1, 1 and 0, or more", n, n_heads, pos);
-            return LLAMA_PCD_INVALID;
-        }
-        std::vector<std::pair<int32_t, int32_t>> pairs;
-        for (int32_t i = 0; i < n_heads; ++i) {
-            pairs.push_back({ heads[2*i], heads[2*i + 1] });
-        }
-        return pcd.attention(seq_id, { tokens, tokens + n }, pos, pairs, pays, text);
+    return with_parts(ctx, err, n_err, [&](pcd_context & pcd, std::string & text) {
+        return pcd.attention(seq_id, tokens, n, pos, heads, n_heads, pays, text);
     });
 }
 

@@ -4,6 +4,7 @@
 #include "context/context.h"
 
 #include <algorithm>
+#include <numeric>
 
 static constexpr int32_t N_TOKENS = 64; // that are evaluated at once: a number for each head, token and cell is in memory
 static constexpr int32_t N_NODES  = 16; // that the graph has at most for one head
@@ -36,13 +37,21 @@ static bool add_by_position(
 }
 
 int32_t llama_pcd_context::attention(
-        llama_seq_id seq_id, const std::vector<llama_token> & tokens, llama_pos pos, const std::vector<std::pair<int32_t, int32_t>> & heads,
-        double * pays, std::string & err) {
-    const int32_t n_all = (int32_t) tokens.size();
-    const size_t  n_max = n_nodes()/N_NODES;
-    if (heads.size() > n_max) {
-        err = format("there are %zu heads to read, allowed for this model: at most %zu", heads.size(), n_max);
+        llama_seq_id seq_id, const llama_token * tokens, int32_t n_all, llama_pos pos,
+        const int32_t * heads, int32_t n_heads, double * pays, std::string & err) {
+    if (n_all < 1 || n_heads < 1 || pos < 0) {
+        err = format("there are %d tokens, %d heads, and the position is %d; allowed: 1, 1 and 0, or more", n_all, n_heads, pos);
         return LLAMA_PCD_INVALID;
+    }
+    const int32_t n_max = n_nodes()/N_NODES;
+    if (n_heads > n_max) {
+        err = format("there are %d heads to read, allowed for this model: at most %d", n_heads, n_max);
+        return LLAMA_PCD_INVALID;
+    }
+    llama_pcd_core::reading cur;
+    cur.to_end = lctx.get_model().hparams.n_expert > 0;
+    for (int32_t i = 0; i < n_heads; ++i) {
+        cur.heads[heads[2*i]].push_back(heads[2*i + 1]);
     }
     std::fill(pays, pays + pos + n_all, 0.0);
     if (n_schedulers == 1) {
@@ -54,27 +63,21 @@ int32_t llama_pcd_context::attention(
     for (int32_t i = 0; i < n_all; ) {
         const int32_t n = std::min({ n_all - i, N_TOKENS, (int32_t) lctx.n_ubatch() });
 
-        llama_pcd_core::reading cur;
-        cur.to_end = lctx.get_model().hparams.n_expert > 0;
-        for (const auto & [il, head] : heads) {
-            cur.heads[il].push_back(head);
-        }
+        std::vector<llama_token>    ids(tokens + i, tokens + i + n);
+        std::vector<llama_pos>      at(n);
+        std::vector<int32_t>        n_seqs(n, 1);
+        std::vector<llama_seq_id *> seqs(n, &seq_id);
+        std::vector<int8_t>         asked(n, false);
+
+        std::iota(at.begin(), at.end(), pos + i);
+
+        cur.found.clear();
         if (const int32_t status = set_eval_callback(is_not_last, &cur, true, err); status != LLAMA_PCD_OK) {
             return status;
         }
-        llama_batch batch = llama_batch_init(n, 0, 1);
-        batch.n_tokens = n;
-        for (int32_t j = 0; j < n; ++j) {
-            batch.token[j]     = tokens[i + j];
-            batch.pos[j]       = pos + i + j;
-            batch.n_seq_id[j]  = 1;
-            batch.seq_id[j][0] = seq_id;
-            batch.logits[j]    = false;
-        }
         core.read = &cur;
-        const int32_t ret = llama_decode(&lctx, batch);
+        const int32_t ret = llama_decode(&lctx, { n, ids.data(), nullptr, at.data(), n_seqs.data(), seqs.data(), asked.data() });
         core.read = nullptr;
-        llama_batch_free(batch);
         set_eval_callback(nullptr, nullptr, false, err); // and the graph is not used again
 
         if (ret != 0) {

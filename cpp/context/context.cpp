@@ -88,7 +88,7 @@ void llama_pcd_context::recover(const llama_pcd_memory::ends & before) {
 
     reset_graphs();
     reserve_later();
-    llama_pcd_outputs_forget(lctx);
+    llama_pcd::outputs::forget(lctx);
 }
 
 int llama_pcd_context::decode_unguarded(const llama_batch_ext & batch) {

@@ -57,10 +57,10 @@ struct llama_pcd_context : llama_pcd {
     // see llama_pcd_set_eval_callback
     int32_t set_eval_callback(ggml_backend_sched_eval_callback callback, void * user_data, bool counts, std::string & err);
 
-    // see llama_pcd_attention; heads: layer, head
+    // see llama_pcd_attention
     int32_t attention(
-            llama_seq_id seq_id, const std::vector<llama_token> & tokens, llama_pos pos,
-            const std::vector<std::pair<int32_t, int32_t>> & heads, double * pays, std::string & err);
+            llama_seq_id seq_id, const llama_token * tokens, int32_t n_all, llama_pos pos,
+            const int32_t * heads, int32_t n_heads, double * pays, std::string & err);
 
     // Whether the graph that is begun, or the one before it, is of PCD, which has several kinds. Else nothing has to be forgotten between
     // them, the scheduler need not wait for the last one to be computed, and nothing can fail: no exception leaves llama_encode, since PCD

@@ -69,16 +69,14 @@ static void sampler_free(llama_sampler * smpl) {
     delete (llama_sampler_pcd *) smpl->ctx;
 }
 
-static llama_sampler_i sampler_functions() {
+static llama_sampler_i llama_sampler_pcd_i = []() {
     llama_sampler_i res = {};
     res.name  = [](const llama_sampler *) { return "pcd"; };
     res.apply = sampler_apply;
     res.clone = sampler_clone;
     res.free  = sampler_free;
     return res;
-}
-
-static llama_sampler_i llama_sampler_pcd_i = sampler_functions();
+}();
 
 llama_sampler * llama_sampler_init_pcd(llama_context * ctx) {
     return llama_pcd_guarded<llama_sampler *>(__func__, nullptr, [&]() {

@@ -33,13 +33,14 @@ outcome llama_pcd_decoder::decode(const llama_batch_ext & batch) {
         res = refresh_second_keys();
     }
     if (res == outcome::DONE) {
-        rows.count();
+        core.stats.n_tokens  += rows.size() + rows.plain_ids.size();
+        core.stats.n_skipped += rows.plain_ids.size();
         res = has_twins ? evaluate(batch) : run(batch);
     }
     if (res != outcome::DONE) {
         rows.forget();
         if (has_twins) {
-            llama_pcd_outputs_forget(core.pcd.lctx);
+            llama_pcd::outputs::forget(core.pcd.lctx);
         }
         return res;
     }
@@ -215,7 +216,7 @@ outcome llama_pcd_decoder::evaluate(const llama_batch_ext & batch) {
     const size_t n        = batch.tokens.size();
     const bool   together = fuses(batch);
 
-    llama_pcd_outputs all;
+    llama_pcd::outputs all;
 
     outcome res = outcome::DONE;
 
@@ -301,13 +302,13 @@ outcome llama_pcd_decoder::fused(const llama_batch_ext & batch, const part & cur
     }
 
     llama_pcd::n_queued_tokens(lctx) -= twins.all.size(); // twins are not the caller's tokens
-    llama_pcd_outputs_wait(lctx);
+    llama_pcd::outputs::wait(lctx);
 
     for (size_t i = cur.r0; i < cur.r1; ++i) {
         rows.take_standard(i, rows.all[i].id - cur.i0);
     }
     rows.take_local(twins);
-    llama_pcd_outputs_hide(lctx, twins.first, twins.all.size());
+    llama_pcd::outputs::hide(lctx, twins.first, twins.all.size());
 
     return outcome::DONE;
 }
@@ -331,7 +332,7 @@ outcome llama_pcd_decoder::alternate(const llama_batch_ext & batch, const part &
     const auto t_start_before  = t_start;
 
     n_queued = 0;
-    llama_pcd_outputs_wait(lctx);
+    llama_pcd::outputs::wait(lctx);
 
     std::vector<size_t> todo;
     for (size_t i = cur.r0; i < cur.r1; ++i) {
@@ -343,7 +344,7 @@ outcome llama_pcd_decoder::alternate(const llama_batch_ext & batch, const part &
         }
     }
     if (!todo.empty()) { // what is decoded next overwrites the rows
-        llama_pcd_outputs all;
+        llama_pcd::outputs all;
         all.take(lctx, 0, tokens.tokens.size());
         res = run_twins_of(batch, todo);
         if (!all.put(lctx)) {
@@ -394,7 +395,7 @@ outcome llama_pcd_decoder::sequential(const llama_batch_ext & batch, const part 
 
     const saved_states saved(core.states, tokens);
 
-    llama_pcd_outputs all;
+    llama_pcd::outputs all;
 
     outcome res  = outcome::DONE;
     size_t  done = 0;

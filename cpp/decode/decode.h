@@ -28,8 +28,6 @@ struct llama_pcd_decoder {
     // a batch on a context with PCD on
     llama_pcd_outcome decode(const llama_batch_ext & batch);
 
-    static const char * why(llama_pcd_fallback reason); // in a sentence; "": none
-
 private:
     using batch_t = llama_batch_ext;
     using outcome = llama_pcd_outcome;

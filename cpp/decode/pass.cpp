@@ -5,7 +5,6 @@
 #include "llama-impl.h"
 
 #include <algorithm>
-#include <optional>
 #include <set>
 
 //
@@ -105,10 +104,15 @@ llama_pcd_outcome llama_pcd_decoder::run(const llama_batch_ext & batch, llama_pc
     // twins alone have graphs of their own, which take turns with their tokens'
     const bool alone = !twins.together && batch.tokens.size() <= LLAMA_PCD_MAX_TWINS;
 
-    std::optional<llama_pcd::step_threads> threads;
-    if (std::max(twins.all.size(), batch.tokens.size() - twins.all.size()) <= 1) {
-        threads.emplace(core.pcd.lctx);
-    }
+    // a micro-batch of at most one token and its twin is no prompt: it runs with the threads for generation
+    const bool is_step = std::max(twins.all.size(), batch.tokens.size() - twins.all.size()) <= 1;
+
+    auto & cparams = llama_pcd::cparams(core.pcd.lctx);
+    auto & pool    = llama_pcd::threadpool_batch(core.pcd.lctx);
+
+    const llama_pcd_while step_threads(cparams.n_threads_batch, is_step ? cparams.n_threads : cparams.n_threads_batch);
+    const llama_pcd_while step_pool(pool, is_step ? llama_pcd::threadpool(core.pcd.lctx) : pool);
+
     return (llama_pcd_outcome) core.pcd.decode_plain(batch, alone);
 }
 
@@ -121,7 +125,7 @@ llama_pcd_outcome llama_pcd_decoder::run_alone(const llama_batch_ext & batch, co
         return res;
     }
     llama_pcd::n_queued_tokens(core.pcd.lctx) = 0; // they are not the caller's tokens
-    llama_pcd_outputs_wait(core.pcd.lctx);
+    llama_pcd::outputs::wait(core.pcd.lctx);
     rows.take_local(twins);
 
     return res;
@@ -140,7 +144,7 @@ void llama_pcd_decoder::take_back(const llama_batch_ext & batch, size_t n) {
     }
 }
 
-const char * llama_pcd_decoder::why(llama_pcd_fallback reason) {
+const char * llama_pcd_fallback_text(int32_t reason) {
     switch (reason) {
         case LLAMA_PCD_FALLBACK_NO_ROOM:
             return "no free cells for twins beside their tokens, so each twin is evaluated before its token; use a larger n_ctx";
@@ -162,5 +166,5 @@ void llama_pcd_decoder::note_fallback(llama_pcd_fallback reason) {
     noted |= 1u << reason;
 
     llama_log_internal(again ? GGML_LOG_LEVEL_DEBUG : GGML_LOG_LEVEL_WARN, "PCD: %s%s\n",
-            why(reason), again ? "" : " (said once; llama_pcd_stats.n_fallbacks counts on)");
+            llama_pcd_fallback_text(reason), again ? "" : " (said once; llama_pcd_stats.n_fallbacks counts on)");
 }

@@ -19,17 +19,12 @@ size_t llama_pcd_rows::n_bytes() const {
     return res*sizeof(float);
 }
 
-void llama_pcd_rows::count() const {
-    stats.n_tokens  += size() + plain_ids.size();
-    stats.n_skipped += plain_ids.size();
-}
-
 size_t llama_pcd_rows::first_from(int32_t batch_index) const {
     return std::lower_bound(all.begin(), all.end(), batch_index, [](const auto & row, int32_t id) { return row.id < id; }) - all.begin();
 }
 
 std::vector<float> llama_pcd_rows::copy_of(int32_t batch_index) const {
-    const float * row = llama_pcd_outputs_row(lctx, batch_index);
+    const float * row = llama_pcd::outputs::row(lctx, batch_index);
     return { row, row + n_vocab() };
 }
 
@@ -77,7 +72,7 @@ void llama_pcd_rows::contrast(llama_pcd_kept_row & row, float behind, float * ds
 
 void llama_pcd_rows::show() {
     for (auto & row : all) {
-        float * dst = llama_pcd_outputs_row(lctx, row.id);
+        float * dst = llama_pcd::outputs::row(lctx, row.id);
         if (row.setting.combine) {
             contrast(row, LLAMA_PCD_BEHIND, dst);
         } else {
@@ -87,22 +82,22 @@ void llama_pcd_rows::show() {
 }
 
 llama_pcd_kept_row * llama_pcd_rows::resolve(int32_t i) {
-    const int32_t id = i >= 0 || all.empty() ? i : llama_pcd_outputs_index(lctx, i);
+    const int32_t id = i >= 0 || all.empty() ? i : llama_pcd::outputs::index(lctx, i);
     const size_t row = first_from(id);
 
     return id >= 0 && row < size() && all[row].id == id ? &all[row] : nullptr;
 }
 
 int32_t llama_pcd_rows::resolve_plain(int32_t i) const {
-    const int32_t id = plain_ids.empty() || i >= 0 ? i : llama_pcd_outputs_index(lctx, i);
+    const int32_t id = plain_ids.empty() || i >= 0 ? i : llama_pcd::outputs::index(lctx, i);
     return std::binary_search(plain_ids.begin(), plain_ids.end(), id) ? id : -1;
 }
 
 const float * llama_pcd_rows::get(int32_t i, int32_t which) {
     const int32_t plain = resolve_plain(i);
     if (plain >= 0 && which != LLAMA_PCD_ROW_LOCAL) {
-        llama_pcd_outputs_wait(lctx);
-        return llama_pcd_outputs_row(lctx, plain);
+        llama_pcd::outputs::wait(lctx);
+        return llama_pcd::outputs::row(lctx, plain);
     }
     auto * row = resolve(i);
     if (!row || (which == LLAMA_PCD_ROW_LOCAL && row->local.empty())) {

@@ -25,16 +25,13 @@ struct llama_pcd_rows {
     llama_pcd_rows(llama_context & lctx, llama_pcd_stats & stats) : lctx(lctx), stats(stats) {}
 
     std::vector<llama_pcd_kept_row> all;       // in the order of the batch
-    std::vector<int32_t>       plain_ids; // batch index of each row that stays as llama.cpp wrote it, ascending
+    std::vector<int32_t>            plain_ids; // batch index of each row that stays as llama.cpp wrote it, ascending
 
     size_t size() const { return all.size(); }
 
     void forget() { all.clear(); plain_ids.clear(); }
 
     size_t n_bytes() const;
-
-    // in the statistics
-    void count() const;
 
     // the first row of an entry of the batch from this one on; size(): there is none
     size_t first_from(int32_t batch_index) const;

@@ -23,29 +23,24 @@ void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * cor
     const auto & ubatch = gctx.ubatch;
 
     // a graph that memory is reserved for is of no batch
-    uint32_t n_twin = core->twins && !ubatch.data->batch_idxs.empty() ? core->twins->count(ubatch) : 0;
-
-    if (n_twin > 0) {
-        core->twins->place(core->memory, ubatch);
+    llama_pcd_twins::layout last;
+    if (core->twins && !ubatch.data->batch_idxs.empty()) {
+        last = core->twins->layout_of(core->memory, ubatch);
     }
-    if (n_twin > 0 && llm_graph_input_pcd::is_misplaced(*core, ubatch)) {
+    if (last.misplaced) {
         core->twins->misplaced = true;
-        n_twin = 0;
+        last = {};
     }
-    const uint32_t n_perturbed = n_twin > 0 ? core->twins->count(ubatch, true) : 0;
-
     graph.inp_own = std::make_unique<llm_graph_input_pcd>(
-        *core, ubatch.n_tokens, n_twin, n_perturbed, gctx.hparams.n_pos_per_embd());
-    if (n_twin > 0) {
+        *core, ubatch.n_tokens, last.n_twin, last.n_perturbed, gctx.hparams.n_pos_per_embd());
+    if (last.n_twin > 0) {
+        core->twins->place(core->memory, ubatch);
         graph.inp_own->visible = core->twins->visible(core->memory);
     }
-    graph.core        = core;
-    graph.inp         = graph.inp_own.get();
-    graph.ctx         = gctx.ctx0;
-    graph.gf          = gctx.gf;
-    graph.n_tokens    = ubatch.n_tokens;
-    graph.n_twin      = n_twin;
-    graph.n_perturbed = n_perturbed;
+    graph.core = core;
+    graph.inp  = graph.inp_own.get();
+    graph.ctx  = gctx.ctx0;
+    graph.gf   = gctx.gf;
 }
 
 //
@@ -62,25 +57,11 @@ ggml_tensor * llama_pcd_graph::input(ggml_tensor *& t, ggml_type type, int64_t n
 }
 
 ggml_tensor * llama_pcd_graph::input_pos(ggml_tensor *& t, const char * name) const {
-    return input(t, GGML_TYPE_I32, (int64_t) n_tokens*inp->n_pos, name);
+    return input(t, GGML_TYPE_I32, (int64_t) inp->n_tokens*inp->n_pos, name);
 }
 
 static void set_data(ggml_tensor * t, const void * data) {
     ggml_backend_tensor_set(t, data, 0, ggml_nbytes(t));
-}
-
-bool llm_graph_input_pcd::is_misplaced(const llama_pcd_core & core, const llama_ubatch & ubatch) {
-    auto & twins = *core.twins;
-
-    const auto place = [&](uint32_t i) {
-        const auto * twin = twins.at(ubatch, i);
-        return !twin ? 0 : !twin->perturbed ? 1 : 2;
-    };
-    bool res = twins.together && !core.memory.recr && ubatch.equal_seqs();
-    for (uint32_t i = 1; i < ubatch.n_tokens; ++i) {
-        res |= place(i) < place(i - 1);
-    }
-    return res;
 }
 
 bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
@@ -93,7 +74,8 @@ bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
     }
     auto & twins = *core.twins;
 
-    if (twins.count(ubatch) != n_twin || twins.count(ubatch, true) != n_perturbed || is_misplaced(core, ubatch)) {
+    const auto last = twins.layout_of(core.memory, ubatch);
+    if (last.n_twin != n_twin || last.n_perturbed != n_perturbed || last.misplaced) {
         return false;
     }
     twins.place(core.memory, ubatch);
@@ -103,9 +85,7 @@ bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
 void llm_graph_input_pcd::set_input(const llama_ubatch * ubatch) {
     core.second.cells_stored();
 
-    set_pos(twin_pos, *ubatch, true);
-    set_pos(key_pos,  *ubatch, false);
-    set_offsets(*ubatch);
+    set_positions(*ubatch);
     set_noise(*ubatch);
 
     for (const auto & [i, rot] : k_rot) {
@@ -120,46 +100,31 @@ void llm_graph_input_pcd::set_input(const llama_ubatch * ubatch) {
     }
 }
 
-void llm_graph_input_pcd::set_pos(ggml_tensor * t, const llama_ubatch & ubatch, bool of_twins) const {
-    if (!t || !t->buffer) {
-        return;
-    }
-
-    const uint32_t n = ubatch.n_tokens;
-
-    std::vector<int32_t> data(n*n_pos, 0);
-
-    for (uint32_t i = 0; i < n; ++i) {
-        const auto * twin = core.twins ? core.twins->at(ubatch, i) : nullptr;
-        if (of_twins ? !twin || !twin->perturbed : twin != nullptr) {
-            continue;
-        }
-        for (uint32_t j = 0; j < n_pos; ++j) {
-            // as llm_graph_input_pos does: a text token has the same position in all sections but the last
-            const bool text = ubatch.token && n_pos == 4;
-            data[j*n + i] = text ? (j < 3 ? ubatch.pos[i] : 0) : ubatch.pos[j*n + i];
-        }
-    }
-
-    set_data(t, data.data());
-}
-
-void llm_graph_input_pcd::set_offsets(const llama_ubatch & ubatch) const {
-    if (!offsets || !offsets->buffer) {
-        return;
-    }
-
+void llm_graph_input_pcd::set_positions(const llama_ubatch & ubatch) const {
     const auto & p = core.settings.params;
 
-    std::vector<int32_t> data(n_tokens*n_pos, 0);
-
-    for (uint32_t i = n_tokens - n_perturbed; i < n_tokens; ++i) {
-        for (uint32_t j = 0; j < std::min(n_pos, 3u); ++j) {
-            data[j*n_tokens + i] = llama_pcd_offset(p.seed, ubatch.pos[i], p.offset_min, p.offset_max);
+    // fn(i, j) is number j of token i, for the tokens [i0, i1); others have 0
+    const auto set = [&](ggml_tensor * t, uint32_t i0, uint32_t i1, const auto & fn) {
+        if (!t || !t->buffer) {
+            return;
         }
-    }
+        std::vector<int32_t> data(n_tokens*n_pos, 0);
+        for (uint32_t j = 0; j < n_pos; ++j) {
+            for (uint32_t i = i0; i < i1; ++i) {
+                data[j*n_tokens + i] = fn(i, j);
+            }
+        }
+        set_data(t, data.data());
+    };
+    // as llm_graph_input_pos does: a text token has the same position in all sections but the last
+    const bool text = ubatch.token && n_pos == 4;
+    const auto pos  = [&](uint32_t i, uint32_t j) { return !text ? ubatch.pos[j*n_tokens + i] : j < 3 ? ubatch.pos[i] : 0; };
 
-    set_data(offsets, data.data());
+    set(twin_pos, n_tokens - n_perturbed, n_tokens, pos);
+    set(key_pos,  0, n_tokens - n_twin, pos);
+    set(offsets,  n_tokens - n_perturbed, n_tokens, [&](uint32_t i, uint32_t j) {
+        return j < 3 ? llama_pcd_offset(p.seed, ubatch.pos[i], p.offset_min, p.offset_max) : 0;
+    });
 }
 
 void llm_graph_input_pcd::set_noise(const llama_ubatch & ubatch) const {
@@ -190,20 +155,20 @@ void llm_graph_input_pcd::set_noise(const llama_ubatch & ubatch) const {
 ggml_tensor * llama_pcd_graph::build_noise(ggml_tensor * cur, ggml_tensor * a, const llama_pcd_rotation & r) {
     const int64_t n_half = r.n_dims()/2;
     const int64_t n_head = a->ne[1];
-    const int64_t i0     = n_tokens - n_perturbed;
+    const int64_t i0     = inp->n_tokens - inp->n_perturbed;
 
-    ggml_tensor * noise = input(inp->noise[{ n_attn, r.n_dims() }], GGML_TYPE_F32, n_half, "pcd_noise", 2, n_perturbed);
+    ggml_tensor * noise = input(inp->noise[{ n_attn, r.n_dims() }], GGML_TYPE_F32, n_half, "pcd_noise", 2, inp->n_perturbed);
 
     // pairs are neighbours, or half the rotated dimensions apart
     const bool   pairs  = r.mode() == GGML_ROPE_TYPE_NORMAL;
     const size_t stride = pairs ? 2*a->nb[0] : a->nb[0];
 
     const auto component = [&](size_t offs) {
-        return ggml_cont(ctx, ggml_view_4d(ctx, a, 1, n_half, n_head, n_perturbed, stride, a->nb[1], a->nb[2],
+        return ggml_cont(ctx, ggml_view_4d(ctx, a, 1, n_half, n_head, inp->n_perturbed, stride, a->nb[1], a->nb[2],
                                            i0*a->nb[2] + offs*a->nb[0]));
     };
     const auto part = [&](int64_t k) {
-        return ggml_view_4d(ctx, noise, 1, n_half, 1, n_perturbed, noise->nb[0], noise->nb[1], noise->nb[2], k*noise->nb[1]);
+        return ggml_view_4d(ctx, noise, 1, n_half, 1, inp->n_perturbed, noise->nb[0], noise->nb[1], noise->nb[2], k*noise->nb[1]);
     };
 
     ggml_tensor * delta = ggml_sub(ctx,
@@ -217,7 +182,7 @@ ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur) {
     if (!builds_in(c)) {
         return cur;
     }
-    if (cur->ne[2] != n_tokens) {
+    if (cur->ne[2] != inp->n_tokens) {
         core->hides_rotation = true; // no token is known for its rows, so twins would not be turned
         return cur;
     }
@@ -230,11 +195,11 @@ ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur) {
 
     const auto & settings = core->settings;
 
-    if (n_perturbed > 0 && settings.rotates()) {
+    if (inp->n_perturbed > 0 && settings.rotates()) {
         cur = r.turn(ctx, cur, input_pos(inp->twin_pos, "pcd_twin_pos"),
                 core->second.difference(r.factors, r.n_dims()/2), 0);
     }
-    if (n_perturbed > 0 && settings.params.perturbation == LLAMA_PCD_PERTURBATION_NOISE) {
+    if (inp->n_perturbed > 0 && settings.params.perturbation == LLAMA_PCD_PERTURBATION_NOISE) {
         if (llama_pcd_settings::offsets(settings.params)) {
             cur = r.turn(ctx, cur, input_pos(inp->offsets, "pcd_offsets"), r.factors, 0);
         }
@@ -258,7 +223,7 @@ bool llama_pcd_graph::offset(ggml_tensor * a, int n_offs) {
     if (a->op != GGML_OP_ROPE) {
         return true; // noise, which is refused for such a model: this graph is never computed
     }
-    if (n_perturbed > 0 && core->settings.rotates()) {
+    if (inp->n_perturbed > 0 && core->settings.rotates()) {
         ggml_rope_set_offset(a->src[0], n_offs); // ours was built on top of the model's
     }
     return false;
@@ -317,37 +282,27 @@ static bool descends_from(const ggml_tensor * t, const ggml_tensor * from, int d
 
 // the rotation behind this key
 llama_pcd_rotation llama_pcd_graph::claim_rotation(const ggml_tensor * k_cur, bool hadamard) {
-    llama_pcd_rotation res;
+    const auto built = std::exchange(rotations, {});
 
-    for (auto it = rotations.rbegin(); it != rotations.rend(); ++it) {
-        ggml_tensor * weights = nullptr;
-
-        bool weighed     = false;
-        bool transformed = false;
+    for (auto it = built.rbegin(); it != built.rend(); ++it) {
+        llama_pcd_rotation res = *it;
 
         const auto on_path = [&](const ggml_tensor * t) {
-            if (t->op == GGML_OP_MUL && !weights && is_weights(t->src[1], t)) {
-                weights = t->src[1];
-            } else if (t->op == GGML_OP_MUL_MAT && hadamard && !transformed) {
-                transformed = true; // the cache's own
+            if (t->op == GGML_OP_MUL && !res.weights && is_weights(t->src[1], t)) {
+                res.weights = t->src[1];
+            } else if (t->op == GGML_OP_MUL_MAT && hadamard && !res.hadamard) {
+                res.hadamard = true; // the cache's own
             } else {
-                weighed |= !commutes(t);
+                res.weighed |= !commutes(t);
             }
         };
         if (descends_from(k_cur, it->out, 10, on_path)) {
-            res = *it;
-            res.weighed  = weighed;
-            res.weights  = weights;
-            res.hadamard = transformed;
-            break;
+            return res;
         }
     }
-    if (!res.out && !rotations.empty()) { // or the key shows it later than ten operations behind it
-        core->hides_rotation = true;
-    }
-    rotations.clear();
+    core->hides_rotation |= !built.empty(); // or the key shows it later than ten operations behind it
 
-    return res;
+    return {};
 }
 
 // where the rotated dimensions start in a whole key: behind the unrotated ones where a model concatenates them (MLA)
@@ -564,7 +519,7 @@ ggml_tensor * llama_pcd_graph::build_mha(const attn & args, const part & p) {
     }
     ggml_tensor * q = ggml_view_3d(ctx, args.q, args.q->ne[0], args.q->ne[1], p.n, args.q->nb[1], args.q->nb[2], p.i0*args.q->nb[2]);
 
-    const llama_pcd_while inside(splitting);
+    const llama_pcd_while inside(splitting, true);
 
     return args.gctx.build_attn_mha(q, k, v, view_rows(ctx, args.kq_b, p.i0, p.n), build_mask(args, p),
             args.sinks, args.v_mla, args.n_kv_max, args.kq_scale, args.il);
@@ -626,12 +581,12 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     rotations.clear();
     n_attn++;
 
-    if (n_twin == 0 || !layer) {
+    if (inp->n_twin == 0 || !layer) {
         return nullptr;
     }
     inp->masks[input_of(args.kq_mask)] = layer->i_cache;
 
-    const bool second = layer->k2 && core->settings.rerotated() && n_perturbed > 0;
+    const bool second = layer->k2 && core->settings.rerotated() && inp->n_perturbed > 0;
 
     // On the CPU flash attention passes over hidden cells, which takes less time than to leave them out.
     const bool passes_over = args.gctx.cparams.flash_attn && ggml_backend_buffer_is_host(layer->k1->buffer);
@@ -646,12 +601,12 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     }
     // the same cells for all tokens: only a few of them gain by heads in groups
     if (!second && range.begin == 0) {
-        return n_grouped(args, n_tokens) > 1 ? build_parts(args, { { args.k, all, 0, n_tokens } }) : nullptr;
+        return n_grouped(args, inp->n_tokens) > 1 ? build_parts(args, { { args.k, all, 0, inp->n_tokens } }) : nullptr;
     }
 
     // twins that look at the first keys are with the standard tokens if others look at the second ones
-    const int64_t n_last  = second ? n_perturbed : n_twin;
-    const int64_t n_first = n_tokens - n_last;
+    const int64_t n_last  = second ? inp->n_perturbed : inp->n_twin;
+    const int64_t n_first = inp->n_tokens - n_last;
 
     const part own   = { args.k, all, 0, n_first };
     const part twins = { second ? second_of(args, *layer) : args.k, range, n_first, n_last };
@@ -675,7 +630,7 @@ ggml_tensor * llama_pcd_graph::build_head(const attn & args, ggml_tensor * keys,
     const int64_t n_head  = args.q->ne[1];
     const int64_t i_k     = head/(n_head/args.k->ne[1]); // heads of one group share their keys
 
-    ggml_tensor * q = ggml_view_2d(ctx, args.q, args.q->ne[0], n_tokens,    args.q->nb[2], head*args.q->nb[1]);
+    ggml_tensor * q = ggml_view_2d(ctx, args.q, args.q->ne[0], inp->n_tokens,    args.q->nb[2], head*args.q->nb[1]);
     ggml_tensor * k = ggml_view_2d(ctx, keys,   keys->ne[0],   keys->ne[2], keys->nb[2],   i_k*keys->nb[1]);
 
     ggml_tensor * cur = build_product(ctx, k->type == GGML_TYPE_F32 ? k : ggml_cast(ctx, k, GGML_TYPE_F32), q);

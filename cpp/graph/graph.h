@@ -24,11 +24,6 @@ public:
     llm_graph_input_pcd(llama_pcd_core & core, uint32_t n_tokens, uint32_t n_twin, uint32_t n_perturbed, uint32_t n_pos) :
         core(core), generation(core.pcd.generation), n_tokens(n_tokens), n_twin(n_twin), n_perturbed(n_perturbed), n_pos(n_pos) {}
 
-    // Whether twins cannot be evaluated in this micro-batch. Attention is split, so all of them have to come after the standard tokens, and
-    // those that are perturbed last. If a batch does not fit as it is, sliding-window memory splits it anew (split_equal), so that each
-    // sequence gets as many tokens in a micro-batch: then a twin may come before the tokens that it should see.
-    static bool is_misplaced(const llama_pcd_core & core, const llama_ubatch & ubatch);
-
     void set_input(const llama_ubatch * ubatch) override;
     bool can_reuse(const llm_graph_params & params) override;
 
@@ -36,9 +31,9 @@ public:
 
     const uint32_t generation;
     const uint32_t n_tokens;
-    const uint32_t n_twin;
-    const uint32_t n_perturbed;
-    const uint32_t n_pos;
+    const uint32_t n_twin;      // the last tokens
+    const uint32_t n_perturbed; // the last of these: rotated or given noise
+    const uint32_t n_pos;       // numbers that a position has
 
     ggml_tensor * twin_pos = nullptr; // I32 [n_tokens*n_pos] the position of a twin that is turned, 0 for others
     ggml_tensor * key_pos  = nullptr; // I32 [n_tokens*n_pos] the position of a standard token, 0 for a twin
@@ -53,9 +48,8 @@ public:
     std::vector<llama_pcd_cell_range> visible;
 
 private:
-    void set_pos    (ggml_tensor * t, const llama_ubatch & ubatch, bool of_twins) const;
-    void set_offsets(const llama_ubatch & ubatch) const;
-    void set_noise  (const llama_ubatch & ubatch) const;
+    void set_positions(const llama_ubatch & ubatch) const;
+    void set_noise    (const llama_ubatch & ubatch) const;
 };
 
 struct llama_pcd_graph {
@@ -102,10 +96,7 @@ private:
 
     int n_nodes = 0; // of the graph, up to the last attention
 
-    uint32_t n_tokens = 0;
-    uint32_t n_twin   = 0; // the last tokens
-    uint32_t n_perturbed = 0; // the last of these: rotated or given noise
-    int32_t  n_attn   = 0; // attentions built so far: the layer, where each has one
+    int32_t n_attn = 0; // attentions built so far: the layer, where each has one
 
     std::vector<llama_pcd_rotation> rotations; // built and not yet claimed by a layer
 

@@ -2,9 +2,6 @@
 
 #include "keys/core.h"
 
-#include "llama-impl.h"
-#include "llama-model.h"
-
 #include <algorithm>
 
 llama_pcd_core::llama_pcd_core(llama_pcd & pcd, const llama_pcd_memory & memory) :

@@ -1,5 +1,5 @@
-// What the evaluation with twins stands on: settings, second keys and twins, each part owning its
-// functions; and what has to happen to all of them when PCD is set. Knows nothing of graphs and batches.
+// What the evaluation with twins stands on: settings, second keys and twins, each part owning its functions; what of this a model and
+// a context can run (limits.cpp); and what has to happen to all of it when PCD is set (core.cpp). Knows nothing of batches.
 
 #pragma once
 

@@ -98,6 +98,7 @@ std::string llama_pcd_core::check_memory(const llama_pcd_params & p) const {
 std::string llama_pcd_core::check_model(const llama_pcd_params & p) const {
     const auto & model    = pcd.lctx.get_model();
     const bool   perturbs = p.perturbation != LLAMA_PCD_PERTURBATION_NONE;
+    const bool   weighs   = std::any_of(second.layers.begin(), second.layers.end(), [](const auto & cur) { return cur.rotation.weighed; });
 
     const std::string arch = "the architecture '" + model.arch_name() + "' ";
 
@@ -112,7 +113,7 @@ std::string llama_pcd_core::check_model(const llama_pcd_params & p) const {
     if (llama_model_has_encoder(&model)) {
         return arch + "has an encoder, and a twin cannot attend to it";
     }
-    if (second.has_weighed_keys() && llama_pcd_settings::rerotated(p)) {
+    if (weighs && llama_pcd_settings::rerotated(p)) {
         return arch + "changes its keys after rotating them, so a stored key cannot be rotated further; "
             "use cache=\"shared\"";
     }
@@ -129,7 +130,7 @@ std::string llama_pcd_core::check_model(const llama_pcd_params & p) const {
 }
 
 void llama_pcd_core::probe() {
-    const llama_pcd_while inside(probing);
+    const llama_pcd_while inside(probing, true);
 
     seen.clear();
 

@@ -106,10 +106,6 @@ llama_pcd_layer * llama_pcd_second::find_layer(const ggml_tensor * k1) {
     return it == layers.end() ? nullptr : &*it;
 }
 
-bool llama_pcd_second::has_weighed_keys() const {
-    return std::any_of(layers.begin(), layers.end(), [](const auto & layer) { return layer.rotation.weighed; });
-}
-
 //
 // other settings
 //
@@ -156,8 +152,8 @@ llama_pcd_second::tensors_ptr llama_pcd_second::allocate(const llama_pcd_params 
     for (auto & [buft, ctx] : ctxs) {
         ggml_backend_buffer_ptr buf(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buft));
         if (!buf) {
-            throw std::runtime_error(format("the second keys need another %.0f MiB%s; use a smaller n_ctx, cache=\"shared\" or perturbation=\"none\" "
-                    "with a window", n_wanted/1024.0/1024.0,
+            throw std::runtime_error(format("the second keys need another %.0f MiB%s; use a smaller n_ctx, cache=\"shared\" or "
+                    "perturbation=\"none\" with a window", n_wanted/1024.0/1024.0,
                     all ? " beside those in force; turn PCD off before this change, which then frees them" : ""));
         }
         ggml_backend_buffer_clear(buf.get(), 0); // no NaN may lurk in unused cells
@@ -209,9 +205,9 @@ size_t llama_pcd_second::n_bytes() const {
 //
 
 void llama_pcd_second::cells_placed(const llama_kv_cache & kv, const std::vector<uint32_t> & cells) {
-    const size_t i = memory.index_of(&kv);
+    const size_t i = std::find(memory.kvs.begin(), memory.kvs.end(), &kv) - memory.kvs.begin();
     if (i == caches.size()) {
-        return;
+        return; // of memory that twins cannot be in
     }
     caches[i].placed = cells;
     for (const auto j : cells) {

@@ -9,7 +9,6 @@
 #include "upstream/rotation.h"
 
 #include <memory>
-#include <string>
 #include <vector>
 
 struct llama_pcd_layer {
@@ -28,8 +27,6 @@ struct llama_pcd_second {
     std::vector<llama_pcd_layer> layers; // of all caches
 
     llama_pcd_layer * find_layer(const ggml_tensor * k1);
-
-    bool has_weighed_keys() const; // see llama_pcd_rotation::weighed
 
     //
     // tables

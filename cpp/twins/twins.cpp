@@ -22,13 +22,18 @@ llama_pcd_twin * llama_pcd_twins::at(const llama_ubatch & ubatch, uint32_t i) {
     return entry >= first ? &all[entry - first] : nullptr;
 }
 
-uint32_t llama_pcd_twins::count(const llama_ubatch & ubatch, bool perturbed_alone) {
-    uint32_t n = 0;
-    for (size_t i = 0; i < ubatch.data->batch_idxs.size(); ++i) {
-        const auto * twin = at(ubatch, i);
-        n += twin && (twin->perturbed || !perturbed_alone);
+llama_pcd_twins::layout llama_pcd_twins::layout_of(const llama_pcd_memory & memory, const llama_ubatch & ubatch) {
+    layout res;
+    for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
+        const auto * twin      = at(ubatch, i);
+        const bool   perturbed = twin && twin->perturbed;
+
+        res.misplaced   |= (res.n_twin > 0 && !twin) || (res.n_perturbed > 0 && !perturbed);
+        res.n_twin      += twin != nullptr;
+        res.n_perturbed += perturbed;
     }
-    return n;
+    res.misplaced |= res.n_twin > 0 && together && !memory.recr && ubatch.equal_seqs();
+    return res;
 }
 
 //

@@ -1,6 +1,5 @@
 // Twins: which sequence ids they have, and those in the batch that is being decoded. A twin is a token's second evaluation,
-// over-rotated or with a restricted view. And which cells of the memory a token
-// or a twin sees, and which cell is a twin's own. Knows nothing of how a twin is evaluated.
+// over-rotated or with a restricted view. And which cells of the memory a twin sees (view.cpp). Knows nothing of how a twin is evaluated.
 
 #pragma once
 
@@ -8,7 +7,6 @@
 #include "upstream/memory.h"
 
 #include <array>
-#include <string>
 #include <vector>
 
 // Twins get sequence ids of their own, so that they never see one another: the last ones there are. Recurrent layers keep a state
@@ -70,14 +68,21 @@ struct llama_pcd_twins {
 
     std::vector<llama_pcd_twin> all;
 
-    // found while the batch is decoded: the memory put the twins of a micro-batch in another place than its end, or may have put tokens
-    // that they see after them
-    bool misplaced = false;
+    bool misplaced = false; // found in a micro-batch while the batch is decoded, see layout
 
     // the twin at entry i of a micro-batch; null: a token
     llama_pcd_twin * at(const llama_ubatch & ubatch, uint32_t i);
 
-    uint32_t count(const llama_ubatch & ubatch, bool perturbed_alone = false);
+    // The end of a micro-batch: so many are twins, so many of these are perturbed. misplaced: twins cannot be evaluated in it. Attention is
+    // split, so all of them have to come after the standard tokens, and those that are perturbed last. If a batch does not fit as it
+    // is, sliding-window memory splits it anew (split_equal), so that each sequence gets as many tokens in a micro-batch: then a twin
+    // may come before the tokens that it should see.
+    struct layout {
+        uint32_t n_twin      = 0;
+        uint32_t n_perturbed = 0;
+        bool     misplaced   = false;
+    };
+    layout layout_of(const llama_pcd_memory & memory, const llama_ubatch & ubatch);
 
     //
     // what they see

@@ -167,7 +167,8 @@ static bool on_host(const llama_kv_cache & kv) {
 }
 
 // leave out blocks that no twin sees, all of which have windows
-static void restrict(const llama_pcd_twins & twins, const llama_kv_cache & kv, size_t i_cache, uint32_t block, llama_pcd_cell_range & range) {
+static void restrict(
+        const llama_pcd_twins & twins, const llama_kv_cache & kv, size_t i_cache, uint32_t block, llama_pcd_cell_range & range) {
     const auto & cells = llama_pcd::cells(kv);
 
     uint32_t begin = range.end;

@@ -32,23 +32,12 @@ void llama_pcd::prepare() {
 }
 
 int llama_pcd::decode_plain(const llama_batch_ext & batch, bool in_cached) {
-    const llama_pcd_while inside(nested);
+    const llama_pcd_while inside(nested, true);
     if (!in_cached || !make_cached(batch.tokens.size())) {
         return lctx.decode(batch);
     }
     const swapped graphs(*this);
     return lctx.decode(batch);
-}
-
-llama_pcd::step_threads::step_threads(llama_context & c) :
-    c(c), n_threads_batch(c.cparams.n_threads_batch), threadpool_batch(c.threadpool_batch) {
-    c.cparams.n_threads_batch = c.cparams.n_threads;
-    c.threadpool_batch        = c.threadpool;
-}
-
-llama_pcd::step_threads::~step_threads() {
-    c.cparams.n_threads_batch = n_threads_batch;
-    c.threadpool_batch        = threadpool_batch;
 }
 
 //

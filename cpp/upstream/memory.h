@@ -38,9 +38,6 @@ struct llama_pcd_memory {
     // the state of recurrent layers beside the KV cache; null: none
     llama_memory_recurrent * recr = nullptr;
 
-    // which of kvs; kvs.size(): none of them
-    size_t index_of(const llama_kv_cache * kv) const { return std::find(kvs.begin(), kvs.end(), kv) - kvs.begin(); }
-
     template <typename F> bool any(const F & fn) const { return std::any_of(kvs.begin(), kvs.end(), [&](auto * kv) { return fn(*kv); }); }
 
     bool slides() const { return any(llama_pcd::slides); } // some layers have a sliding window

@@ -10,40 +10,36 @@ static size_t n_vocab_of(const llama_context & lctx) {
     return lctx.get_model().vocab.n_tokens();
 }
 
-static size_t n_embd_of(llama_context & lctx) {
-    return llama_pcd::embd(lctx) ? lctx.get_model().hparams.n_embd_out() : 0;
-}
-
-void llama_pcd_outputs_wait(llama_context & lctx) {
+void llama_pcd::outputs::wait(llama_context & lctx) {
     lctx.synchronize();
-    llama_pcd::output_reorder(lctx);
+    lctx.output_reorder();
 }
 
-float * llama_pcd_outputs_row(llama_context & lctx, int32_t batch_index) {
-    return llama_pcd::logits(lctx) + llama_pcd::output_ids(lctx)[batch_index]*n_vocab_of(lctx);
+float * llama_pcd::outputs::row(llama_context & lctx, int32_t batch_index) {
+    return lctx.logits.data + lctx.output_ids[batch_index]*n_vocab_of(lctx);
 }
 
-int32_t llama_pcd_outputs_index(llama_context & lctx, int32_t i) {
-    const int64_t j   = (int64_t) llama_pcd::n_outputs(lctx) + i;
-    const auto  & ids = llama_pcd::output_ids(lctx);
+int32_t llama_pcd::outputs::index(llama_context & lctx, int32_t i) {
+    const int64_t j   = (int64_t) lctx.n_outputs + i;
+    const auto  & ids = lctx.output_ids;
     const auto    it  = j < 0 ? ids.end() : std::find(ids.begin(), ids.end(), (int32_t) j);
 
     return it != ids.end() ? it - ids.begin() : -1;
 }
 
-void llama_pcd_outputs_hide(llama_context & lctx, size_t i0, size_t n) {
+void llama_pcd::outputs::hide(llama_context & lctx, size_t i0, size_t n) {
     for (size_t i = i0; i < i0 + n; ++i) {
-        int32_t & id = llama_pcd::output_ids(lctx)[i];
-        llama_pcd::n_outputs(lctx) -= id >= 0;
+        int32_t & id = lctx.output_ids[i];
+        lctx.n_outputs -= id >= 0;
         id = -1;
     }
 }
 
-void llama_pcd_outputs_forget(llama_context & lctx) {
-    auto & ids = llama_pcd::output_ids(lctx);
+void llama_pcd::outputs::forget(llama_context & lctx) {
+    auto & ids = lctx.output_ids;
 
-    llama_pcd::n_outputs(lctx) = 0;
-    llama_pcd::output_swaps_clear(lctx);
+    lctx.n_outputs = 0;
+    lctx.output_swaps.clear();
     std::fill(ids.begin(), ids.end(), -1);
 }
 
@@ -62,23 +58,23 @@ static void put_row(const std::vector<T> & row, T * data, size_t i, size_t n_row
     std::copy(row.begin(), row.end(), data + i*n_row);
 }
 
-void llama_pcd_outputs::take(llama_context & lctx, size_t i0, size_t i1) {
-    llama_pcd_outputs_wait(lctx);
+void llama_pcd::outputs::take(llama_context & lctx, size_t i0, size_t i1) {
+    wait(lctx);
 
-    const auto & s       = llama_pcd::sampling(lctx);
+    const auto & s       = lctx.sampling;
     const bool   sampled = !s.samplers.empty() && s.sampled.has_data();
     const size_t n_vocab = n_vocab_of(lctx);
-    const size_t n_embd  = n_embd_of(lctx);
+    const size_t n_embd  = lctx.embd.data ? lctx.get_model().hparams.n_embd_out() : 0;
 
     for (size_t i = i0; i < i1; ++i) {
-        const int32_t j = llama_pcd::output_ids(lctx)[i - i0];
+        const int32_t j = lctx.output_ids[i - i0];
         if (j < 0) {
             continue;
         }
         output cur = {};
         cur.i      = i;
-        cur.logits = row_of(llama_pcd::logits(lctx), j, n_vocab, n_vocab);
-        cur.embd   = row_of(llama_pcd::embd(lctx),   j, n_embd,  n_embd);
+        cur.logits = row_of(lctx.logits.data, j, n_vocab, n_vocab);
+        cur.embd   = row_of(lctx.embd.data,   j, n_embd,  n_embd);
         if (sampled) {
             cur.token          = s.sampled.data[j];
             cur.sampled_logits = row_of(s.logits.data,     j, n_vocab, s.logits_count[j]);
@@ -89,24 +85,24 @@ void llama_pcd_outputs::take(llama_context & lctx, size_t i0, size_t i1) {
     }
 }
 
-bool llama_pcd_outputs::put(llama_context & lctx) const {
-    if (llama_pcd::output_reserve(lctx, all.size()) < all.size()) {
+bool llama_pcd::outputs::put(llama_context & lctx) const {
+    if (lctx.output_reserve(all.size()) < all.size()) {
         return false;
     }
-    auto &       s       = llama_pcd::sampling(lctx);
+    auto &       s       = lctx.sampling;
     const bool   sampled = !s.samplers.empty() && s.sampled.has_data();
     const size_t n_vocab = n_vocab_of(lctx);
-    const size_t n_embd  = n_embd_of(lctx);
+    const size_t n_embd  = lctx.embd.data ? lctx.get_model().hparams.n_embd_out() : 0;
 
-    llama_pcd::output_swaps_clear(lctx);
-    llama_pcd::n_outputs(lctx) = all.size();
+    lctx.output_swaps.clear();
+    lctx.n_outputs = all.size();
     for (size_t j = 0; j < all.size(); ++j) {
         const auto & cur = all[j];
 
-        llama_pcd::output_ids(lctx)[cur.i] = j;
+        lctx.output_ids[cur.i] = j;
 
-        put_row(cur.logits, llama_pcd::logits(lctx), j, n_vocab);
-        put_row(cur.embd,   llama_pcd::embd(lctx),   j, n_embd);
+        put_row(cur.logits, lctx.logits.data, j, n_vocab);
+        put_row(cur.embd,   lctx.embd.data,   j, n_embd);
         if (sampled) {
             s.sampled.data[j]     = cur.token;
             s.logits_count[j]     = cur.sampled_logits.size();

@@ -7,28 +7,32 @@
 
 #include <vector>
 
-// wait for the outputs of the last decode, and have them in the order of its batch
-void llama_pcd_outputs_wait(llama_context & lctx);
-
-// logits of an entry of the last batch
-float * llama_pcd_outputs_row(llama_context & lctx, int32_t batch_index);
-
-// the batch entry of the output that llama_get_logits_ith(lctx, i) gives for a negative i; -1: there is none
-int32_t llama_pcd_outputs_index(llama_context & lctx, int32_t i);
-
-// the outputs of the batch entries [i0, i0 + n), which are the last ones, are not the caller's
-void llama_pcd_outputs_hide(llama_context & lctx, size_t i0, size_t n);
-
-// the caller has none
-void llama_pcd_outputs_forget(llama_context & lctx);
-
 // the outputs of a batch, as far as it is decoded: in parts, or before its twins
-struct llama_pcd_outputs {
+struct llama_pcd::outputs {
     // those of entries [i0, i1) of the batch, which were the part just decoded; call before anything else is
     void take(llama_context & lctx, size_t i0, size_t i1);
 
     // make them the context's; false: no memory
     bool put(llama_context & lctx) const;
+
+    //
+    // of the last decode
+    //
+
+    // wait for them, and have them in the order of its batch
+    static void wait(llama_context & lctx);
+
+    // logits of an entry of the batch
+    static float * row(llama_context & lctx, int32_t batch_index);
+
+    // the batch entry of the output that llama_get_logits_ith(lctx, i) gives for a negative i; -1: there is none
+    static int32_t index(llama_context & lctx, int32_t i);
+
+    // those of the batch entries [i0, i0 + n), which are the last ones, are not the caller's
+    static void hide(llama_context & lctx, size_t i0, size_t n);
+
+    // the caller has none
+    static void forget(llama_context & lctx);
 
 private:
     struct output {
