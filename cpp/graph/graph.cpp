@@ -22,11 +22,8 @@ void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * cor
     }
     const auto & ubatch = gctx.ubatch;
 
-    // a graph that memory is reserved for is of no batch
-    llama_pcd_twins::layout last;
-    if (core->twins && !ubatch.data->batch_idxs.empty()) {
-        last = core->twins->layout_of(core->memory, ubatch);
-    }
+    // a graph that memory is reserved for is of no batch, so it has none
+    auto last = core->twins ? core->twins->layout_of(core->memory, ubatch) : llama_pcd_twins::layout {};
     if (last.misplaced) {
         core->twins->misplaced = true;
         last = {};

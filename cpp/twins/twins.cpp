@@ -17,19 +17,14 @@ llama_pcd_twin_ids::llama_pcd_twin_ids(const llama_pcd_memory & memory) :
     }
 }
 
-llama_pcd_twin * llama_pcd_twins::at(const llama_ubatch & ubatch, uint32_t i) {
-    const uint32_t entry = ubatch.data->batch_idxs[i];
-    return entry >= first ? &all[entry - first] : nullptr;
-}
-
-llama_pcd_twins::layout llama_pcd_twins::layout_of(const llama_pcd_memory & memory, const llama_ubatch & ubatch) {
+llama_pcd_twins::layout llama_pcd_twins::layout_of(const llama_pcd_memory & memory, const llama_ubatch & ubatch) const {
     layout res;
-    for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
-        const auto * twin      = at(ubatch, i);
-        const bool   perturbed = twin && twin->perturbed;
+    for (const uint32_t entry : ubatch.data->batch_idxs) {
+        const bool is_twin   = entry >= first;
+        const bool perturbed = is_twin && all[entry - first].perturbed;
 
-        res.misplaced   |= (res.n_twin > 0 && !twin) || (res.n_perturbed > 0 && !perturbed);
-        res.n_twin      += twin != nullptr;
+        res.misplaced   |= (res.n_twin > 0 && !is_twin) || (res.n_perturbed > 0 && !perturbed);
+        res.n_twin      += is_twin;
         res.n_perturbed += perturbed;
     }
     res.misplaced |= res.n_twin > 0 && together && !memory.recr && ubatch.equal_seqs();

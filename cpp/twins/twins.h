@@ -37,7 +37,7 @@ struct llama_pcd_twin {
     llama_pos pos     = 0;
     bool      is_2d   = false;
 
-    llama_kv_cell_ext ext = {}; // if it is_2d
+    llama_kv_cell_ext ext = {}; // its place in an image, if is_2d
 
     std::array<int32_t, llama_pcd_memory::MAX_CACHES> cells = { -1, -1 }; // with its own keys, in each cache
 
@@ -70,9 +70,6 @@ struct llama_pcd_twins {
 
     bool misplaced = false; // found in a micro-batch while the batch is decoded, see layout
 
-    // the twin at entry i of a micro-batch; null: a token
-    llama_pcd_twin * at(const llama_ubatch & ubatch, uint32_t i);
-
     // The end of a micro-batch: so many are twins, so many of these are perturbed. misplaced: twins cannot be evaluated in it. Attention is
     // split, so all of them have to come after the standard tokens, and those that are perturbed last. If a batch does not fit as it
     // is, sliding-window memory splits it anew (split_equal), so that each sequence gets as many tokens in a micro-batch: then a twin
@@ -82,7 +79,7 @@ struct llama_pcd_twins {
         uint32_t n_perturbed = 0;
         bool     misplaced   = false;
     };
-    layout layout_of(const llama_pcd_memory & memory, const llama_ubatch & ubatch);
+    layout layout_of(const llama_pcd_memory & memory, const llama_ubatch & ubatch) const;
 
     //
     // what they see
