@@ -131,7 +131,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """`pypcd serve model.gguf`, without PCD where a request does not ask for it."""
     from serving import ready
 
-    with ready(Folder(tmp_path_factory.mktemp("served")).path / "model.gguf", pcd=False) as made:
+    with ready(model=Folder(tmp_path_factory.mktemp("served")).path / "model.gguf", pcd=False) as made:
         yield made
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import random
 import re
 import shlex
 import shutil
@@ -14,19 +12,18 @@ import socket
 import subprocess
 import sys
 import threading
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Tiny
 from processes import SECONDS, within
-from serving import OPTIONS, SMALL, ask, complete, greeting, ready, serving
+from serving import OPTIONS, ask, at, complete, greeting, meant, ready, server_of, serving
 
 import pypcd
 from pypcd.cli import main
 from pypcd.gguf import DEMO_MODEL
-from pypcd.server import Server, model_list
+from pypcd.server import Server
 
 
 def ended(process: subprocess.Popen[str]) -> str:
@@ -35,12 +32,6 @@ def ended(process: subprocess.Popen[str]) -> str:
     out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, out) == (0, "")
     return err
-
-
-def post(url: str, **fields: Any) -> Any:
-    request = urllib.request.Request(url, json.dumps(fields).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=SECONDS) as answer:
-        return json.load(answer)
 
 
 def is_gone(port: int) -> bool:
@@ -62,50 +53,39 @@ def test_of_several_models_it_says_what_each_does(tiny: Tiny, tmp_path: Path) ->
         settings = [("demo", "cautious"), (mamba.stem, "off"), ("late", "off")]
         assert [line.split()[:3] for line in lines[1:4]] == [[name, "PCD", setting] for name, setting in settings]
         assert ["loaded when it is asked for" in line for line in lines[1:4]] == [False, False, True]
-        address = lines[4].split()[1]
-        assert post(address + "completion", model="late:pcd-window", prompt="a", n_predict=1)["model"] == "late"
+        assert meant(at(lines[4].split()[1]), model="late:pcd-window")["window"] == 64
         err = ended(process)
     assert err.startswith(f"pypcd: {mamba.stem}: PCD cannot run here: ")
 
 
-def test_it_says_where_it_is_and_ends_cleanly() -> None:
-    with serving("demo", "--pcd", "cautious") as process:
+def test_it_says_where_it_is_shows_no_key_and_ends_cleanly() -> None:
+    with serving("demo", "--pcd", "cautious", "--api-key", "secret") as process:
         said = greeting(process)
         assert said["head"].startswith("demo | PCD cautious unless a request says otherwise")
         assert shlex.split(said["try"])[2] == said["OpenAI"] + "/chat/completions"
         assert '"demo:pcd-cautious"' in said["try"]
-        with urllib.request.urlopen(said["page"], timeout=SECONDS) as answer:
-            assert b"<title>" in answer.read()
-        assert ended(process) == ""
-        assert within(lambda: is_gone(int(said["page"].rsplit(":", 1)[1].strip("/"))))
+        assert "-H 'Authorization: Bearer KEY'" in said["try"] and "secret" not in str(said)
+        assert "<title>" in ask(at(said["page"]), "/")[1]
+        assert ended(process) == "", "who chose a setting is not told how"
+        assert within(lambda: is_gone(at(said["page"]).port))
+    command = server_of(api_key="secret").command
+    assert "secret" not in str(command), "other users of the machine can read a command line"
 
 
 def test_pcd_is_off_until_a_request_asks_and_one_line_says_how() -> None:
-    with serving("demo", "--parallel", "1") as process:  # unsure contrasts nothing below 300 tokens
+    with serving("demo", "--parallel", "1") as process:
         said = greeting(process)
         assert said["head"].startswith("demo | PCD off unless a request says otherwise")
-        prompt = "".join(random.Random(0).choices("abcdef0123456789 ", k=600))
-        fields = {"prompt": prompt, "n_predict": 12, "temperature": 0, "return_tokens": True}
-        settings: tuple[dict[str, Any], ...] = ({}, {"pcd": False}, {"pcd": "unsure"})
-        plain, off, unsure = (post(said["page"] + "completion", **fields, **setting) for setting in settings)
-        assert plain["generation_settings"]["pcd"] is False and plain["timings"]["pcd_twins"] == 0
-        assert unsure["tokens_evaluated"] > 300 and unsure["timings"]["pcd_twins"] > 0
-        assert plain["tokens"] == off["tokens"] != unsure["tokens"]
+        assert "Authorization" not in said["try"] and meant(at(said["page"])) is False
         err = ended(process)
     assert re.fullmatch('pypcd: PCD is off; "pcd": .* --pcd SETTING .*\n', err)
 
 
-def test_another_address_without_a_key_is_warned_of_and_a_key_is_not_shown() -> None:
+def test_another_address_without_a_key_is_warned_of() -> None:
     with serving("demo", "--pcd", "off", "--host", "0.0.0.0") as process:
         greeting(process)
         warning = ended(process)
     assert "0.0.0.0" in warning and "--api-key KEY" in warning and warning.count("\n") == 1
-    with serving("demo", "--api-key", "secret", "--pcd", "off") as process:
-        said = greeting(process)
-        assert "-H 'Authorization: Bearer KEY'" in said["try"] and "secret" not in str(said)
-        assert ended(process) == "", "who chose a setting is not told how"
-    command = Server("demo", port=0, api_key="secret").command
-    assert "secret" not in str(command), "other users of the machine can read a command line"
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------
@@ -190,7 +170,7 @@ def test_it_outlives_the_thread_that_started_it() -> None:
     """Linux ties a process to the thread that started it, if it is to end with its parent."""
     lines: list[str] = []
     with contextlib.ExitStack() as stack:
-        server = Server("demo", port=0, options=OPTIONS, log=lines.append)
+        server = server_of(options=OPTIONS, log=lines.append)
         # it lasts until the process is tied
         starting = threading.Thread(target=lambda: stack.enter_context(server.running()).wait_until_ready())
         starting.start()
@@ -213,16 +193,14 @@ MISTAKES: list[tuple[str, Any]] = [
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no such signal")
 def test_a_clients_mistake_is_neither_shown_nor_a_reason_for_the_end() -> None:
     lines: list[str] = []
-    options = ["--ctx-size", "1024", "--threads", "1", "--log-verbosity", "1"]
-    with Server("demo", port=0, options=options, log=lines.append).running() as server:
-        assert server.wait_until_ready() and server._process
+    with ready("--ctx-size", "1024", log=lines.append) as server:
+        assert server._process
         for path, body in MISTAKES:
             assert ask(server, path, body)[0] in (400, 500), body
         assert lines == []
         os.kill(server._process.pid, signal.SIGKILL)
-        with pytest.raises(
-            pypcd.PCDError, match="^llama-server ended by signal SIGKILL: another program ended it, or "
-        ):
+        told = "^llama-server ended by signal SIGKILL: another program ended it, or "
+        with pytest.raises(pypcd.PCDError, match=told):
             server.wait()
 
 
@@ -230,17 +208,17 @@ def test_answers_are_the_most_probable_ones_unless_something_else_is_asked(tmp_p
     def temperature(server: Server, t: float | None = None, **fields: Any) -> float:
         return float(complete(server, "a", n_predict=1, temperature=t, **fields)["generation_settings"]["temperature"])
 
-    with ready("demo", parallel=1, options=[*SMALL, "--temperature", "0.25"]) as server:
+    with ready("--temperature", "0.25", parallel=1) as server:
         assert temperature(server) == 0.25 and temperature(server, t=0.5) == 0.5
     ini = tmp_path / "models.ini"
     ini.write_text("[plain]\nmodel = demo\n[warm]\nmodel = demo\ntemperature = 0.75\n", encoding="utf-8")
-    with ready(model_list.read([str(ini)]), parallel=1) as server:
+    with ready(model=[str(ini)], parallel=1) as server:
         assert temperature(server, model="plain") == 0 and temperature(server, model="warm") == 0.75
 
 
 def test_a_users_option_replaces_ours() -> None:
-    command = Server("demo", port=0, options=["-c", "512", "--cors-origins", "*"]).command
+    command = server_of(options=["-c", "512", "--cors-origins", "*"]).command
     assert "--ctx-size" not in command and command.count("--cors-origins") == 1
     assert {"--threads", "--flash-attn", "--kv-unified", "--batch-size"} < set(command)
-    large = Server("demo", port=0, options=["-ub", "1024"]).command
+    large = server_of(options=["-ub", "1024"]).command
     assert "--batch-size" not in large, "a micro-batch is never larger than a batch"

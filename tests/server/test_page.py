@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from browser import ENDLESS, Chat, Open, Script, ask, complete, event, expect, means, prompt_of, serve
+from browser import ENDLESS, Chat, Open, Script, event, expect, prompt_of, serve
+from serving import ask, complete, meant
 
 from pypcd.server import Server
 
@@ -131,13 +132,12 @@ SAMPLING = {"temperature": 0.33, "top_k": 7, "top_p": 0.975, "min_p": 0.125, "re
 def test_settings_reach_the_server_and_a_number_out_of_range_stays_to_be_mended(
     chat: Chat, script: Script, served: Server
 ) -> None:
-    chat.set(top_p=7, stays=True)
-    dialog = chat.named("dialog", "Settings")
+    dialog = chat.settings()
+    dialog.get_by_label("Top p").fill("7")
     chat.button("Done", dialog).click()
     expect(dialog.get_by_label("Top p")).to_have_value("7")
     dialog.get_by_label("Top p").fill("0.5")
-    chat.button("Done", dialog).click()
-    expect(dialog).to_be_hidden()
+    chat.done(dialog)
     chat.set(**SAMPLING, longest_answer=17, seed=42, system_message="Be brief.", stop_at="\n\nUser:\nEND")
     body = asked(chat, "Why?")
     wanted = {**SAMPLING, "n_predict": 17, "seed": 42, "stop": ["User:", "END"], "stream": True}
@@ -148,14 +148,13 @@ def test_settings_reach_the_server_and_a_number_out_of_range_stays_to_be_mended(
 
 def test_what_is_not_set_is_the_servers(open_page: Open, script: Script) -> None:
     chat = open_page(script=script)
-    chat.button("Settings").click()
-    dialog = chat.named("dialog", "Settings")
+    dialog = chat.settings()
     own = ask(chat.server, "/props")[1]["default_generation_settings"]["params"]
     for name in SAMPLING:
         field = dialog.get_by_label(re.compile(f"^{name.capitalize().replace('_', ' ')}"))
         assert float(field.get_attribute("placeholder") or "nan") == pytest.approx(own[name], rel=1e-3)
         expect(field).to_have_value("")
-    chat.button("Done", dialog).click()
+    chat.done(dialog)
     assert not {*SAMPLING, "stop"} & set(asked(chat))
     chat.set(temperature=0.5)
     chat.set(temperature="")
@@ -164,14 +163,13 @@ def test_what_is_not_set_is_the_servers(open_page: Open, script: Script) -> None
 
 def test_what_is_typed_into_the_settings_stays_while_an_answer_is_written(chat: Chat, script: Script) -> None:
     stream = chat.begin()
-    chat.button("Settings").click()
-    dialog = chat.named("dialog", "Settings")
+    dialog = chat.settings()
     field = dialog.get_by_label("System message")
     field.press_sequentially("Be ")
     stream.say(" word").end()
     expect(chat.answers).to_contain_text("word")  # the page was drawn anew
     field.press_sequentially("brief.")
-    chat.button("Done", dialog).click()
+    chat.done(dialog)
     chat.finished()
     assert "Be brief." in asked(chat)["prompt"]
 
@@ -182,10 +180,10 @@ def test_the_pcd_of_an_answer_is_chosen_among_all_presets_that_run(chat: Chat, s
     labels = chat.choices(dialog)
     assert sorted(label[0] for label in labels) == sorted(["the server's (paper)", "off", *presets, "custom"])
     assert all(len("".join(about)) > 10 for _, *about in labels), "each has a line of what it does"
-    chat.button("Done", dialog).click()
+    chat.done(dialog)
     for label, wanted in (("^off", False), ("^unsure", "unsure"), ("^window", "window"), ("server's", None)):
         chat.pcd(label)
-        assert means(served, asked(chat).get("pcd")) == means(served, wanted), label
+        assert meant(served, pcd=asked(chat).get("pcd")) == meant(served, pcd=wanted), label
 
 
 def test_custom_opens_every_field_that_a_request_may_change_where_it_is_chosen(
@@ -193,31 +191,30 @@ def test_custom_opens_every_field_that_a_request_may_change_where_it_is_chosen(
 ) -> None:
     chat.pcd("^unsure")
     dialog = chat.pcd_dialog()
-    names = ask(served, "/props")[1]["pcd"]["per_request"]
+    about = ask(served, "/props")[1]["pcd"]
+    names, unsure = about["per_request"], about["presets"]["unsure"]
     fields = [dialog.get_by_label(re.compile(rf"^{name.capitalize()}$|\({name}\)")) for name in names]
     for field in fields:
         expect(field).to_have_count(0)
     dialog.get_by_role("radio", name=re.compile("^custom")).check()
     for field in fields:
         expect(field).to_be_visible()
-    chat.button("Done", dialog).click()
-    presets = ask(served, "/props")[1]["pcd"]["presets"]
+    chat.done(dialog)
     assert chat.page.get_by_role("button", name="PCD: custom").is_visible()  # it begins as what was chosen before
-    assert asked(chat)["pcd"] == presets["unsure"]
+    assert asked(chat)["pcd"] == unsure
     values = {"beta": 0.5, "gamma": 8, "relative_top": 0.25, "perturbation": "none", "window": 32, "n_sink": 1}
     values.update(adaptive="jsd", min_context=50, min_entropy=0.5, min_first_entropy=1.5)
     assert set(values) == set(names)
-    chat.customise(**values)
-    body = asked(chat)["pcd"]
-    assert body == values
-    means(served, body)  # and the server takes it
-    chat.customise(adaptive="none", perturbation="over-rotation", window=0)
-    body = asked(chat)["pcd"]
-    assert body == {**values, "adaptive": None, "perturbation": "over-rotation", "window": None}
-    means(served, body)
+    chat.pcd("^custom", **values)
+    assert asked(chat)["pcd"] == values
+    meant(served, pcd=values)  # and the server takes it
+    chat.pcd("^custom", adaptive="none", perturbation="over-rotation", window=0)
+    values.update(adaptive=None, perturbation="over-rotation", window=None)
+    assert asked(chat)["pcd"] == values
+    meant(served, pcd=values)
     chat.pcd("^window")
-    chat.customise(beta="")  # it keeps what was typed
-    assert asked(chat)["pcd"] == {**body, "beta": presets["unsure"]["beta"]}
+    chat.pcd("^custom", beta="")  # it keeps what was typed
+    assert asked(chat)["pcd"] == {**values, "beta": unsure["beta"]}
 
 
 def test_where_the_server_is_off_it_offers_that_once_and_begins_with_the_recommended_preset(
@@ -227,32 +224,26 @@ def test_where_the_server_is_off_it_offers_that_once_and_begins_with_the_recomme
         chat = open_page(server, script)
         dialog = chat.pcd_dialog()
         assert [label for label, *_ in chat.choices(dialog) if "off" in label] == ["the server's (off)"]
-        chat.button("Done", dialog).click()
+        chat.done(dialog)
         assert asked(chat)["pcd"] is False
-        chat.message.fill("Say")
-        chat.button("Compare").click()
-        for _ in range(2):
-            script.next(chat).end()
+        chat.compare("Say")
+        compared = [script.next(chat).end().body["pcd"] for _ in range(2)]
         chat.finished()
         chat.button("Go on with this").first.click()
-        chat.customise()
+        chat.pcd("^custom")
         props = ask(server, "/props")[1]["pcd"]
         recommended = props["presets"][props["recommended"]]
         assert asked(chat)["pcd"] == recommended
-        assert [one.body["pcd"] for one in script.streams[1:3]] == [False, recommended]
+        assert compared == [False, recommended]
 
 
 # -- what PCD did -----------------------------------------------------------------------------------------------------
 
 
-def timings(**more: Any) -> dict[str, Any]:
-    return {"prompt_n": 9, "cache_n": 0, "predicted_n": 1, "predicted_per_second": 9.0, **more}
-
-
 def test_passages_open_and_what_the_server_tells_is_told(chat: Chat, script: Script) -> None:
     texts = ["The key is under the <b>mat</b>.", "It was moved on Friday."]
     found = [{"text": text, "document": "a.txt", "place": f"line {i}"} for i, text in enumerate(texts, 7)]
-    chat.begin().say("x").end(timings=timings(passages=found))
+    chat.begin().say("x").end(passages=found)
     answer = chat.finished()
     expect(answer.get_by_text(texts[1])).to_be_hidden()
     answer.get_by_text("2 passages").click()
@@ -264,7 +255,7 @@ def test_passages_open_and_what_the_server_tells_is_told(chat: Chat, script: Scr
         {"passages": [], "passages_note": "the document has fewer tokens than the passages"},
         {"pcd_answer": "PCD (window) left this answer alone: the text has fewer than 300 tokens", "pcd_twins": 0},
     ):
-        chat.begin().say("x").end(timings=timings(**told))
+        chat.begin().say("x").end(**told)
         said = next(text for name, text in told.items() if name != "passages")
         expect(chat.finished()).to_contain_text(str(said))
     chat.go()  # it is kept
@@ -285,8 +276,7 @@ def test_stop_ends_the_request_and_escape_in_an_edited_message_does_not(chat: Ch
     expect(answer).to_contain_text("stopped")
     expect(chat.alert).to_have_count(0)
     stream = chat.begin("More").say("half")
-    chat.button("Edit", chat.questions.first).click()
-    field = chat.named("textbox", "Edit message")
+    field = chat.edit(chat.questions.first)
     field.press("Escape")
     expect(field).to_have_count(0)
     stream.say(" whole").end()
@@ -296,14 +286,12 @@ def test_stop_ends_the_request_and_escape_in_an_edited_message_does_not(chat: Ch
 def test_an_edited_question_is_answered_anew(chat: Chat, served: Server) -> None:
     chat.ask("One")
     chat.ask("Two")
-    chat.button("Edit", chat.questions.first).click()
-    field = chat.named("textbox", "Edit message")
+    field = chat.edit(chat.questions.first)
     expect(field).to_have_value("One")
     chat.button("Cancel").click()
     expect(field).to_have_count(0)
     expect(chat.answers).to_have_count(2)
-    chat.button("Edit", chat.questions.first).click()
-    field.fill("Three")
+    chat.edit(chat.questions.first).fill("Three")
     chat.button("Send again").click()
     expect(chat.answers).to_have_count(1)
     said = chat.copied(chat.finished())
@@ -324,11 +312,7 @@ def test_versions(chat: Chat, script: Script) -> None:
     chat.button("Previous version").click()
     assert chat.copied(chat.answers) == "first"
     expect(chat.button("Previous version")).to_be_disabled()
-    # the talk goes on from the version that is seen
-    chat.send("More")
-    assert "first" in script.next(chat).say("x").body["prompt"]
-    script.streams[-1].end()
-    chat.finished()
+    assert "first" in asked(chat, "More")["prompt"]  # the talk goes on from the version that is seen
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
@@ -336,8 +320,6 @@ def test_versions(chat: Chat, script: Script) -> None:
 
 ERROR = json.dumps({"error": {"code": 500, "message": "The cat sat on the keys.", "type": "server_error"}}).encode()
 ODD = [{"id": "x", "top_logprobs": 7, "pcd": []}, None]
-
-
 BROKEN: dict[str, tuple[Callable[[Script.Stream], Any], str]] = {
     "status": (lambda stream: stream.fail(500, ERROR), "The cat sat on the keys"),
     "no JSON": (lambda stream: stream.fail(502, b"<html><h1>Bad gateway</h1></html>"), "Bad gateway|502"),
@@ -382,16 +364,13 @@ def test_an_answer_that_fills_the_context_says_so(open_page: Open) -> None:
         chat = open_page(server)
         n_ctx = ask(server, "/props")[1]["default_generation_settings"]["n_ctx"]
         chat.set(longest_answer=n_ctx + 100)
-        chat.message.fill("7 " * ((n_ctx - 40) // 2))
-        chat.button("Send").click()
-        expect(chat.finished()).to_contain_text("the context is full")
+        expect(chat.ask("7 " * ((n_ctx - 40) // 2))).to_contain_text("the context is full")
         expect(chat.button("Continue")).to_have_count(0)
 
 
 def test_a_server_that_is_gone_is_told(open_page: Open) -> None:
-    with serve(pcd="paper:evaluation=fused", parallel=1) as server:
+    with serve(parallel=1) as server:
         chat = open_page(server)
-        chat.set(longest_answer=4)
         chat.ask("Hello")
     chat.send("Is there anybody?")
     expect(chat.alert).to_contain_text("does not answer")

@@ -12,19 +12,13 @@ import pytest
 from browser import Chat, Open, Script, ask, expect, question
 from documents import pdf
 from playwright.sync_api import Locator
-from serving import last_timings
+from serving import complete, events, last_timings
 
 from pypcd.server import Server
 
 pytest_plugins = ["browser"]  # fixtures
 
 CHAT = "/v1/chat/completions"
-
-
-def count(server: Server, text: str) -> int:
-    status, answer = ask(server, "/tokenize", {"content": text, "add_special": True, "parse_special": True})
-    assert status == 200
-    return len(answer["tokens"])
 
 
 def paste(chat: Chat, text: str) -> None:
@@ -39,15 +33,14 @@ def paste(chat: Chat, text: str) -> None:
 def long_question(server: Server, n_tokens: int) -> tuple[str, str]:
     """A question whose prompt has about as many tokens."""
     n = 10
-    while count(server, question(n + 1)[0]) <= n_tokens:
+    while len(ask(server, "/tokenize", {"content": question(n + 1)[0], "add_special": True})[1]["tokens"]) <= n_tokens:
         n += 1
     return question(n)
 
 
 def test_a_short_paste_stays_text_and_a_long_one_becomes_a_file_of_2000_tokens(chat: Chat, served: Server) -> None:
     text, _ = long_question(served, 2000)
-    n = count(served, text)
-    assert n > 1900
+    assert complete(served, text, n_predict=1)["tokens_evaluated"] > 1900
     paste(chat, "short")
     expect(chat.message).to_have_value("short")
     paste(chat, text)
@@ -75,12 +68,8 @@ def test_progress_of_reading(chat: Chat, script: Script) -> None:
     bar = chat.named("progressbar", "Reading")
 
     def reports(stream: Script.Stream, total: int, done: int = 0, cached: int = 0) -> Script.Stream:
-        report = {
-            "total": total,
-            "cache": cached,
-            "processed": done,
-            "time_ms": 20 * (done - cached),
-        }  # 50 tokens per second
+        time_ms = 20 * (done - cached)  # 50 tokens per second
+        report = {"total": total, "cache": cached, "processed": done, "time_ms": time_ms}
         return stream.say({"content": "", "tokens": [], "stop": False, "prompt_progress": report})
 
     stream = reports(chat.begin(), 200_000)
@@ -92,9 +81,8 @@ def test_progress_of_reading(chat: Chat, script: Script) -> None:
         assert bar.evaluate("bar => bar.position") == done / 200_000
     reports(stream, 200_000, 199_000, cached=198_000)
     expect(chat.answers).to_contain_text("about 20 s left")
-    assert (
-        bar.evaluate("bar => bar.position") == 0.5
-    )  # of what is not in memory: a document's text is, once passages were found
+    # of what is not in memory: a document's text is, once passages were found
+    assert bar.evaluate("bar => bar.position") == 0.5
     stream.say("x").end()
     chat.finished()
     expect(bar).to_have_count(0)
@@ -104,7 +92,7 @@ def test_the_server_reports_reading_as_the_script_does(served: Server) -> None:
     body = {"prompt": long_question(served, 1950)[0], "n_predict": 1, "stream": True, "return_progress": True}
     status, text = ask(served, "/completion", {**body, "cache_prompt": False})
     assert status == 200
-    reports = [json.loads(line[6:])["prompt_progress"] for line in text.splitlines() if "prompt_progress" in line]
+    reports = [part["prompt_progress"] for part in events(text) if "prompt_progress" in part]
     for report in reports:
         assert set(report) == {"total", "cache", "processed", "time_ms"}
     assert sum(0 < report["processed"] < report["total"] for report in reports) >= 3  # so that the bar moves
@@ -116,18 +104,16 @@ def test_the_server_reports_reading_as_the_script_does(served: Server) -> None:
 def test_files_are_dropped_attached_removed_and_taken_out_of_a_question(chat: Chat, tmp_path: Path) -> None:
     asked = chat.sent(CHAT)
     hostile = "<img src=x onerror=window.ran=1>" + "x" * 300 + ".txt"
-    chat.drop(
-        ("one.txt", "text/plain", "first file"), (hostile, "text/markdown", "</textarea>\u202e"), ("no.py", "", "x()")
-    )
+    texts = {"one.txt": "first file", hostile: "</textarea>\u202e", "three.csv": "a,b\n1,2"}
+    chat.drop(*((name, "text/plain", texts[name]) for name in ("one.txt", hostile)), ("no.py", "", "x()"))
     expect(chat.removers()).to_have_count(3)
     chat.button("Remove no.py").click()
-    (tmp_path / "three.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "three.csv").write_text(texts["three.csv"])
     chat.choose("Attach files", tmp_path / "three.csv")
     expect(chat.removers()).to_have_count(3)
     assert chat.widest() == 0
     chat.set(longest_answer=2)
     chat.ask("What is in them?")
-    texts = {"one.txt": "first file", hostile: "</textarea>\u202e", "three.csv": "a,b\n1,2"}
     (*files, text) = asked[-1]["messages"][0]["content"]
     assert {part["file"]["filename"]: part["file"]["text"].strip() for part in files} == texts
     assert text == {"type": "text", "text": "What is in them?"}
@@ -135,7 +121,7 @@ def test_files_are_dropped_attached_removed_and_taken_out_of_a_question(chat: Ch
         expect(chat.questions).to_contain_text(name)
     assert not chat.questions.locator("img").count() and chat.widest() == 0
     expect(chat.removers()).to_have_count(0)
-    chat.button("Edit", chat.questions).click()
+    chat.edit(chat.questions)
     chat.button("Remove one.txt", chat.questions).click()
     expect(chat.removers()).to_have_count(2)
     chat.button("Send again").click()
@@ -207,10 +193,7 @@ def test_a_message_waits_for_its_files(chat: Chat, script: Script) -> None:
 
 def test_the_page_goes_on_from_the_prompt_that_the_server_made(chat: Chat, served: Server) -> None:
     """Passages too: what it asks of /completion is what the server has in its slot, so that it reads next to nothing anew."""
-    text = "\n\n".join(
-        f"Clause {i}: the bridge over river {i} has {i * 7} arches and was opened in {1900 + i}." for i in range(12)
-    )
-    chat.attach(("report.txt", "text/plain", text))
+    chat.attach(("report.txt", "text/plain", "\n\n".join(clauses(12))))
     said = chat.ask("How many arches has river 4?")
     expect(said).to_contain_text(re.compile(r"passages?.*report.txt, lines? \d", re.DOTALL))
     bodies: list[str] = []
@@ -228,50 +211,39 @@ def test_the_page_goes_on_from_the_prompt_that_the_server_made(chat: Chat, serve
     assert timings["cache_n"] > 300 and timings["prompt_n"] <= 8
 
 
-def passages_of(text: str, *wanted: str, name: str = "report.txt") -> list[dict[str, Any]]:
-    """As the server tells them: with the offsets that Python counts."""
-    return [
-        {
-            "text": one,
-            "document": name,
-            "place": f"line {n}",
-            "begin": text.index(one),
-            "end": text.index(one) + len(one),
-        }
-        for n, one in enumerate(wanted)
-    ]
+def clauses(n: int) -> list[str]:
+    return [f"Clause {i} \U0001f309 <b>: the bridge over river {i} has {i * 7} arches." for i in range(n)]
 
 
-def answered(chat: Chat, files: dict[str, str], passages: list[dict[str, Any]]) -> Locator:
-    """Asks about files whose texts are these, and is answered with these passages."""
-    texts = [*files.values()]
-    timings = {"prompt_n": 9, "cache_n": 0, "predicted_n": 1, "predicted_per_second": 9.0, "passages": passages}
-    last = {"choices": [{"delta": {"content": "So."}, "finish_reason": "stop"}], "timings": timings}
-    context = chat.page.context
-    context.route("**/documents", lambda it: it.fulfill(json={"text": texts.pop(0), "n_tokens": 3, "pages": []}))
-    context.route("**/tokenize", lambda it: it.fulfill(json={"tokens": [1]}))
-    context.route("**/apply-template", lambda it: it.fulfill(json={"prompt": "x"}))
-    context.route(
-        "**/v1/chat/completions",
-        lambda it: it.fulfill(content_type="text/event-stream", body=f"data: {json.dumps(last)}\n\n"),
-    )
-    for name in files:
-        n = chat.removers().count()
-        chat.drop((name.partition("#")[0], "text/plain", "read by the server"))
-        expect(chat.removers()).to_have_count(n + 1)
-    answer = chat.ask("Who?")
+def passages_in(answer: Locator) -> Locator:
+    """The passages of an answer, opened."""
     answer.get_by_text(re.compile(r"^\d passages?$")).click()
+    return answer.locator("blockquote")
+
+
+def answered(chat: Chat, texts: list[str], where: str, *wanted: str) -> Locator:
+    """Asks about files of one name with these texts; the answer has the wanted passages, where they stand in a text."""
+    for i, text in enumerate(texts, 1):
+        chat.drop(("report.txt", "text/plain", text))
+        expect(chat.removers()).to_have_count(i)
+    passages = []
+    for n, one in enumerate(wanted):  # as the server tells them: with the offsets that Python counts
+        begin = where.index(one)
+        about = {"text": one, "document": "report.txt", "place": f"line {n}"}
+        passages.append({**about, "begin": begin, "end": begin + len(one)})
+    chat.begin("Who?").say("So.").end(passages=passages)
+    answer = chat.finished()
+    passages_in(answer)
     return answer
 
 
 @pytest.mark.parametrize("width", [1280, 400])
-def test_a_passage_opens_its_text_and_is_marked_there(open_page: Open, width: int) -> None:
-    chat = open_page(width=width)
-    clauses = [f"Clause {i} \U0001f309 <b>: the bridge over river {i} has {i * 7} arches." for i in range(400)]
-    text = "\n\n".join(clauses)
-    wanted = clauses[300], "\n\n".join(clauses[100:160])  # the second is of several pieces of the page's
-    other = "\n\n".join(clauses[::-1])  # of the same name
-    answer = answered(chat, {"report.txt#": other, "report.txt": text}, passages_of(text, *wanted))
+def test_a_passage_opens_its_text_and_is_marked_there(open_page: Open, script: Script, width: int) -> None:
+    chat = open_page(script=script, width=width)
+    lines = clauses(400)
+    text = "\n\n".join(lines)
+    wanted = lines[300], "\n\n".join(lines[100:160])  # the second is of several pieces of the page's
+    answer = answered(chat, ["\n\n".join(lines[::-1]), text], text, *wanted)
     dialog = chat.named("dialog", "Document")
     for i, passage in enumerate(wanted):
         opener = chat.button(f"report.txt, line {i}", answer)
@@ -297,21 +269,22 @@ def test_a_passage_opens_its_text_and_is_marked_there(open_page: Open, width: in
     chat.button("Close", dialog).click()
     expect(dialog).to_be_hidden()
     chat.button("report.txt", chat.questions).last.click()  # the file itself opens too, at its beginning
-    expect(dialog).to_contain_text(clauses[-1])
+    expect(dialog).to_contain_text(lines[-1])
     expect(dialog.locator("mark")).to_have_count(0)
     assert dialog.evaluate("dialog => dialog.scrollTop") == 0
     chat.page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
 
 
-def test_after_an_import_a_passage_opens_its_text_and_one_without_is_told(open_page: Open, tmp_path: Path) -> None:
-    chat = open_page()
-    answered(chat, {"report.txt": "one\n\ntwo"}, passages_of("one\n\ntwo three", "two", "three"))
+def test_after_an_import_a_passage_opens_its_text_and_one_without_is_told(
+    chat: Chat, open_page: Open, script: Script, tmp_path: Path
+) -> None:
+    answered(chat, ["one\n\ntwo"], "one\n\ntwo three", "two", "three")
     chat.exported(tmp_path / "talks.json")
     other = open_page()
     other.load(tmp_path / "talks.json")
     other.button("Who?", other.menu()).click()
-    other.answers.get_by_text(re.compile(r"^\d passages?$")).click()
+    passages_in(other.answers)
     other.button("report.txt, line 1").click()
     expect(other.alert).to_contain_text("report.txt is not in this conversation")
     other.button("report.txt, line 0").click()
@@ -319,12 +292,10 @@ def test_after_an_import_a_passage_opens_its_text_and_one_without_is_told(open_p
 
 
 def test_the_servers_passages_stand_where_it_says(chat: Chat) -> None:
-    clauses = [f"Clause {i} \U0001f309: the bridge over river {i} has {i * 7} arches." for i in range(12)]
-    chat.drop(("report.txt", "text/plain", "\r\n\r\n".join(clauses)))
+    chat.drop(("report.txt", "text/plain", "\r\n\r\n".join(clauses(12))))
     answer = chat.ask("How many arches has river 4?")
-    answer.get_by_text(re.compile(r"^\d passages?$")).click()
-    shown = answer.locator("blockquote").all_inner_texts()
-    assert any(clauses[4] in one for one in shown)
+    shown = passages_in(answer).all_inner_texts()
+    assert any(clauses(12)[4] in one for one in shown)
     for i, passage in enumerate(shown):
         answer.get_by_role("figure").nth(i).get_by_role("button").click()
         dialog = chat.named("dialog", "Document")
@@ -334,15 +305,12 @@ def test_the_servers_passages_stand_where_it_says(chat: Chat) -> None:
 
 
 def test_parts_of_a_long_file_are_read_and_that_is_said(chat: Chat, served: Server) -> None:
-    n = ask(served, "/props")[1]["default_generation_settings"]["n_ctx"] // 10
-    chat.drop(
-        ("report.txt", "text/plain", "\n\n".join(f"The bridge over river {i} has {i * 7} arches." for i in range(n)))
-    )
+    lines = clauses(ask(served, "/props")[1]["default_generation_settings"]["n_ctx"] // 10)
+    chat.drop(("report.txt", "text/plain", "\n\n".join(lines)))
     expect(chat.page.get_by_text("parts of the files will be read")).to_be_visible()
     answer = chat.ask("How many arches has river 44?")
-    expect(answer.get_by_text(re.compile(rf"^Read \d+ of {n} parts\.$"))).to_be_visible()
-    answer.get_by_text(re.compile(r"^\d passages?$")).click()
-    assert "The bridge over river 44 has 308 arches." in answer.locator("blockquote").all_inner_texts()
+    expect(answer.get_by_text(re.compile(rf"^Read \d+ of {len(lines)} parts\.$"))).to_be_visible()
+    assert lines[44] in passages_in(answer).all_inner_texts()
 
 
 # -- conversations ----------------------------------------------------------------------------------------------------
@@ -366,12 +334,19 @@ def test_a_talk_and_the_settings_are_there_again_after_a_reload(chat: Chat, scri
     assert "three" in body["prompt"] and (body["n_predict"], body["pcd"]["window"]) == (33, 64)
 
 
-def test_conversations_are_made_found_deleted_and_put_back(chat: Chat, script: Script) -> None:
+@pytest.fixture
+def two_talks(chat: Chat, script: Script) -> Chat:
+    """A page with two conversations, of which the second is open."""
     chat.talk(("About cats", "meow"))
     chat.new()
     expect(chat.answers).to_have_count(0)
     chat.talk(("About dogs", "woof"))
     assert "cats" not in script.streams[-1].body["prompt"]
+    return chat
+
+
+def test_conversations_are_made_found_deleted_and_put_back(two_talks: Chat) -> None:
+    chat = two_talks
     for back in (True, False):
         chat.button("Delete About dogs", chat.menu()).click()
         expect(chat.button("About dogs", chat.menu())).to_have_count(0)
@@ -393,23 +368,17 @@ CHOSEN_AND_SENT = """() => {
 }"""
 
 
-def test_what_is_sent_goes_to_the_conversation_that_was_chosen(chat: Chat, script: Script) -> None:
+def test_what_is_sent_goes_to_the_conversation_that_was_chosen(two_talks: Chat, script: Script) -> None:
     """Though the browser has not read it yet: both are done in one task of the page."""
-    chat.talk(("About cats", "meow"))
-    chat.new()
-    chat.talk(("About dogs", "woof"))
-    chat.message.fill("More")
-    chat.page.evaluate(CHOSEN_AND_SENT)
-    prompt = script.next(chat).say("purr").body["prompt"]
+    two_talks.message.fill("More")
+    two_talks.page.evaluate(CHOSEN_AND_SENT)
+    prompt = script.next(two_talks).say("purr").end().body["prompt"]
     assert "meow" in prompt and "woof" not in prompt
-    script.streams[-1].end()
-    chat.finished()
+    two_talks.finished()
 
 
-def test_a_conversation_is_renamed_in_its_place(chat: Chat, script: Script) -> None:
-    chat.talk(("About cats", "meow"))
-    chat.new()
-    chat.talk(("About dogs", "woof"))
+def test_a_conversation_is_renamed_in_its_place(two_talks: Chat) -> None:
+    chat = two_talks
     field = chat.named("textbox", "Title")
     for key, wanted in (("Escape", "About cats"), ("Enter", "Felines <b>")):
         chat.button("Rename About cats", chat.menu()).click()
@@ -434,13 +403,8 @@ def test_conversations_are_searched_by_titles_and_texts(chat: Chat, script: Scri
         chat.talk(said)
         chat.new()
     field = chat.named("searchbox", "Search conversations")
-    everything = ["About dogs", "About cats"]
-    for text, wanted in (
-        ("MEOW", everything[1:]),
-        ("say about", everything),
-        ("lion", everything[1:]),
-        ("", everything),
-    ):
+    dogs, cats = "About dogs", "About cats"
+    for text, wanted in (("MEOW", [cats]), ("say about", [dogs, cats]), ("lion", [cats]), ("", [dogs, cats])):
         field.fill(text)
         chat.until(lambda wanted=wanted: chat.titles() == wanted)
     field.fill("about meow woof")
@@ -494,47 +458,32 @@ def test_an_import_is_taken_whole_or_not_at_all_and_does_no_harm(chat: Chat, scr
     file = chat.exported(tmp_path / "talks.json")
     good = file["conversations"][0]
     text = "<img src=x onerror=window.ran=1>"
+    asked, said = good["messages"]
 
-    def tampered(change: Any) -> Path:
-        copy = json.loads(json.dumps(good))
-        copy["id"] = "other"
-        copy["title"] = "Tampered"
-        change(copy)
-        path = tmp_path / "tampered.json"
-        path.write_text(json.dumps({**file, "conversations": [copy]}))
-        return path
+    def tampered(question: dict[str, Any], answer: dict[str, Any], **talk: Any) -> str:
+        """The file with these fields in place of others."""
+        messages = [{**asked, **question}, {**said, **answer}]
+        copy = {**good, "id": "other", "title": "Tampered", "messages": messages, **talk}
+        return json.dumps({**file, "conversations": [copy]})
 
-    for i, content in enumerate(("{", "[]", '{"pypcd": 99, "conversations": []}')):
+    wrong = [
+        *("{", "[]", '{"pypcd": 99, "conversations": []}'),
+        tampered({"parent": said["id"]}, {}),  # a circle
+        *(tampered({}, fields) for fields in ({"parent": "nobody"}, {"role": "system"}, {"tokens": 7})),
+        tampered({"files": [{"name": "a", "text": "", "image": "http://example.com/x.png"}]}, {}),
+        *(tampered({}, {}, **fields) for fields in ({"messages": None}, {"at": "nobody"})),
+    ]
+    for i, content in enumerate(wrong):
         path = tmp_path / f"wrong-{i}.json"
         path.write_text(content)
         chat.load(path)
         expect(chat.alert).to_contain_text(path.name)
-
-    def circle(one: Any) -> None:
-        one["messages"][0]["parent"] = one["messages"][1]["id"]
-
-    for change in (
-        circle,
-        lambda one: one["messages"][1].update(parent="nobody"),
-        lambda one: one["messages"][1].update(role="system"),
-        lambda one: one["messages"][1].update(tokens=7),
-        lambda one: one.update(messages=None),
-        lambda one: one["messages"][0].update(files=[{"name": "a", "text": "", "image": "http://example.com/x.png"}]),
-        lambda one: one.update(at="nobody"),
-    ):
-        chat.load(tampered(change))
-        expect(chat.alert).to_contain_text("tampered.json")
-        chat.go()
+    chat.go()
     assert chat.titles() == ["About cats"]
     expect(chat.answers).to_contain_text("meow")
-
-    def hostile(one: Any) -> None:
-        one["title"] = text
-        one["messages"][1].update(text=text, __proto__={"ran": 1})
-        for token in one["messages"][1]["tokens"]:
-            token.update(text=text)
-
-    chat.load(tampered(hostile))
+    tokens = [{**token, "text": text} for token in said["tokens"]]
+    path.write_text(tampered({}, {"text": text, "__proto__": {"ran": 1}, "tokens": tokens}, title=text))
+    chat.load(path)
     chat.button(text, chat.menu()).click()
     expect(chat.answers).to_be_visible()
     chat.tokens(chat.answers)

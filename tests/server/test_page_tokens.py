@@ -10,9 +10,9 @@ import re
 from typing import Any
 
 import pytest
-from browser import Chat, Script, candidates, complete, event, expect, prompt_of, question
+from browser import Chat, Script, candidates, event, expect, prompt_of, question
 from playwright.sync_api import Locator
-from serving import counter
+from serving import complete, counter
 
 from pypcd.server import Server
 
@@ -35,6 +35,11 @@ def is_near(cell: str, logarithm: float | None) -> bool:
         return logarithm is None and number is None
     wanted = 100 * math.exp(logarithm)
     return number >= wanted if "<" in cell else abs(number - wanted) <= HALF_A_DIGIT
+
+
+def told(server: Server, *texts: str, **fields: Any) -> dict[str, Any]:
+    """The server's own answer in a talk of these texts, with the numbers of its tokens."""
+    return complete(server, prompt_of(server, *texts), n_probs=N_PROBS, **fields)
 
 
 def table(dialog: Locator) -> list[list[str]]:
@@ -68,7 +73,7 @@ def test_every_number_of_an_open_token_is_the_servers(chat: Chat, served: Server
     chat.pcd(label)
     answer = chat.ask(text)
     setting = {"server's": {}, "^off": False}[label]
-    wanted = complete(served, prompt_of(served, text), pcd=setting, n_probs=N_PROBS)["completion_probabilities"]
+    wanted = told(served, text, pcd=setting)["completion_probabilities"]
     tokens = chat.tokens(answer)
     expect(tokens).to_have_count(len(wanted))
     for i in (0, 1, len(wanted) - 1):
@@ -76,14 +81,17 @@ def test_every_number_of_an_open_token_is_the_servers(chat: Chat, served: Server
         headers = [one.strip() for one in dialog.get_by_role("columnheader").all_inner_texts()]
         assert headers[:4] == (["Token", "Model", "Local", "PCD"]), headers
         rows = table(dialog)
-        told = wanted[i]["top_logprobs"]
+        options = wanted[i]["top_logprobs"]
         if setting is not False:
-            told = [{**one, **one["pcd"]} for one in told] + wanted[i]["pcd"]["pushed_out"]
-            assert sum("taken out" in " ".join(row) for row in rows) == sum(one["contrasted"] is None for one in told)
+            options = [{**one, **one["pcd"]} for one in options] + wanted[i]["pcd"]["pushed_out"]
+            n_out = sum(one["contrasted"] is None for one in options)
+            assert sum("taken out" in " ".join(row) for row in rows) == n_out
         else:
-            told = [{**one, "standard": one["logprob"], "contrasted": one["logprob"], "local": None} for one in told]
-        assert len(rows) == len(told)
-        for option in told:
+            options = [
+                {"standard": one["logprob"], "contrasted": one["logprob"], "local": None, **one} for one in options
+            ]
+        assert len(rows) == len(options)
+        for option in options:
             columns = ["standard", "local", "contrasted"]
             assert any(
                 all(is_near(cell, option[name]) for cell, name in zip(row[1:4], columns))
@@ -97,9 +105,7 @@ def test_every_number_of_an_open_token_is_the_servers(chat: Chat, served: Server
 def test_what_pcd_changed_is_marked_and_counted(chat: Chat, served: Server) -> None:
     chat.set(longest_answer=40)
     answer = chat.ask("Say something")
-    wanted = complete(served, prompt_of(served, "Say something"), n_predict=40, n_probs=N_PROBS)[
-        "completion_probabilities"
-    ]
+    wanted = told(served, "Say something", n_predict=40)["completion_probabilities"]
     changed = [is_changed(entry) for entry in wanted]
     assert 0 < sum(changed) < len(changed), "or this shows little"
     expect(answer).to_contain_text(re.compile(rf"PCD \(paper\) changed {sum(changed)}\b"))
@@ -139,8 +145,7 @@ def test_a_character_of_several_tokens(chat: Chat, script: Script) -> None:
     expect(answer).to_contain_text("7 tokens")
     expect(chat.tokens(answer)).to_have_count(4)
     for i, kept in ((2, []), (3, [1])):
-        other = go_on(chat, i, "w2").say(" end")
-        other.end()
+        other = go_on(chat, i, "w2").say(" end").end()
         assert other.body["prompt"] == [prompt + "a 🎉", *kept, 2]
         answer = chat.finished()
         assert chat.copied(answer) == "a 🎉" + " w1" * len(kept) + " w2 end"
@@ -152,8 +157,7 @@ def test_a_character_of_several_tokens(chat: Chat, script: Script) -> None:
 
 def test_a_branch_is_what_the_server_says_behind_those_tokens(chat: Chat, served: Server) -> None:
     answer = chat.ask("Hello")
-    prompt = prompt_of(served, "Hello")
-    whole = complete(served, prompt, n_probs=N_PROBS)
+    whole = told(served, "Hello")
     i, ids = 5, whole["tokens"]
     other = next(option for option in whole["completion_probabilities"][i]["top_logprobs"] if option["id"] != ids[i])
     dialog = chat.open_token(chat.tokens(answer).nth(i))
@@ -163,7 +167,7 @@ def test_a_branch_is_what_the_server_says_behind_those_tokens(chat: Chat, served
     expect(answer).to_contain_text("2 of 2")
     said = chat.copied(answer)
     kept = "".join(entry["token"] for entry in whole["completion_probabilities"][:i]) + other["token"]
-    rest = complete(served, [prompt, *ids[:i], other["id"]])["content"]  # type: ignore[arg-type]
+    rest = complete(served, [prompt_of(served, "Hello"), *ids[:i], other["id"]])["content"]
     assert len(said) > len(kept) and (kept + rest).startswith(said)
 
 
@@ -175,8 +179,7 @@ def test_a_branch_asks_for_its_tokens_and_is_drawn_as_its_answer_was(chat: Chat,
     before = script.streams[0].body
     chat.set(temperature=0.9, top_p=0.1, seed=8, system_message="Be long.")
     chat.pcd("^off")
-    stream = go_on(chat, 1, "w3").say(" end")
-    stream.end()
+    stream = go_on(chat, 1, "w3").say(" end").end()
     for name in ("temperature", "top_p", "seed", "pcd", "model"):
         assert stream.body[name] == before[name], name
     assert stream.body["prompt"] == [before["prompt"], 1, 3]
@@ -194,12 +197,10 @@ def test_a_branch_keeps_what_an_answers_first_token_decided(chat: Chat, script: 
     chat.pcd("^unsure")
     stream = chat.begin()
     counts = {"pcd_twins": 3, "pcd_contrasted": 2} if contrasted else {"pcd_twins": 1, "pcd_contrasted": 0}
-    timings = {"prompt_n": 9, "cache_n": 0, "predicted_n": 3, "predicted_per_second": 9.0, **counts}
-    stream.say(*(event(" w1", 1, top_logprobs=candidates(1, 2)) for _ in range(3))).end(timings=timings)
+    stream.say(*(event(" w1", 1, top_logprobs=candidates(1, 2)) for _ in range(3))).end(**counts)
     chat.finished()
     assert stream.body["pcd"]["min_first_entropy"] > 0
-    other = go_on(chat, 1, "w2").say(" end")
-    other.end()
+    other = go_on(chat, 1, "w2").say(" end").end()
     assert other.body["pcd"] == ({**stream.body["pcd"], "min_first_entropy": 0} if contrasted else False)
 
 
@@ -210,8 +211,7 @@ def telling(server: Server) -> tuple[str, str, str]:
     """A question that is answered in another way with PCD, and the two answers."""
     for seed in range(40):
         text, right = question(24, seed)
-        prompt = prompt_of(server, text)
-        plain, contrasted = (complete(server, prompt, pcd=pcd)["content"] for pcd in (False, True))
+        plain, contrasted = (told(server, text, pcd=pcd)["content"] for pcd in (False, True))
         if plain != contrasted and right in contrasted:
             return text, plain, contrasted
     raise AssertionError("no question shows a difference")
@@ -219,10 +219,7 @@ def telling(server: Server) -> tuple[str, str, str]:
 
 def test_compare(chat: Chat, served: Server) -> None:
     text, plain, contrasted = telling(served)
-    chat.message.fill(text)
-    chat.button("Compare").click()
-    group = chat.named("group", "Comparison")
-    expect(group).to_be_visible()
+    group = chat.compare(text)
     sides = {name: group.get_by_role("article", name=re.compile(f"^{name}")) for name in ("Without PCD", "With PCD")}
     for side in sides.values():
         expect(side).to_be_visible()
@@ -230,24 +227,20 @@ def test_compare(chat: Chat, served: Server) -> None:
     expect(chat.button("Send")).to_be_visible()
     texts = {name: chat.copied(side) for name, side in sides.items()}
     assert texts == {"Without PCD": plain, "With PCD": contrasted}
-    changed = sides["With PCD"]
-    expect(changed).to_contain_text(re.compile(r"PCD \(paper\) changed [1-9]"))
+    expect(sides["With PCD"]).to_contain_text(re.compile(r"PCD \(paper\) changed [1-9]"))
     chat.button("Go on with this", sides["With PCD"]).click()
     expect(group).to_have_count(0)
     assert chat.copied(chat.answers) == contrasted
     more = chat.copied(chat.ask("More"))
-    assert more == complete(served, prompt_of(served, text, contrasted, "More"))["content"]
+    assert more == told(served, text, contrasted, "More")["content"]
 
 
 def test_compare_reads_its_prompt_once_and_tells_no_speed(chat: Chat, served: Server) -> None:
     text, _ = question(30, 101)
-    n_tokens = complete(served, prompt_of(served, text), n_predict=1, pcd=False)["tokens_evaluated"]
+    n_tokens = told(served, text, n_predict=1, pcd=False)["tokens_evaluated"]
     complete(served, "Something else", n_predict=1)
     before = counter(served, "prompt_tokens_total")
-    text, _ = question(30, 102)  # as long, and in no cache
-    chat.message.fill(text)
-    chat.button("Compare").click()
-    group = chat.named("group", "Comparison")
+    group = chat.compare(question(30, 102)[0])  # as long, and in no cache
     expect(group.get_by_role("article")).to_have_count(2)
     expect(chat.button("Send")).to_be_visible()
     assert 0.9 * n_tokens < counter(served, "prompt_tokens_total") - before < 1.3 * n_tokens
@@ -258,8 +251,7 @@ def test_compare_reads_its_prompt_once_and_tells_no_speed(chat: Chat, served: Se
 
 def compared(chat: Chat) -> Script.Stream:
     """The first side of a comparison, which is plain; the other is asked for when it is there."""
-    chat.message.fill("Say")
-    chat.button("Compare").click()
+    chat.compare("Say")
     return chat.script.next(chat)
 
 
@@ -277,8 +269,7 @@ def test_both_sides_are_asked_for_alike_and_one_may_fail(chat: Chat, script: Scr
     plain = compared(chat)
     plain.fail(400, b'{"error": {"code": 400, "message": "No room.", "type": "x"}}')
     chat.watch.allow("the server responded with a status of 400")
-    contrasted = script.next(chat).say("whole")
-    contrasted.end()
+    contrasted = script.next(chat).say("whole").end()
     expect(chat.alert).to_contain_text("No room.")
     expect(chat.button("Send")).to_be_visible()
     expect(chat.page.get_by_text("whole")).to_be_visible()

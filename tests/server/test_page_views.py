@@ -51,14 +51,9 @@ def answer(n: int = 981, key: str = "3de5-aa57") -> str:  # a comment of 1 line,
 
 def changed(text: str) -> dict[str, Any]:
     """A token that PCD changed."""
-    entry = event(text, 1, top_logprobs=candidates(1, 2))
-    (told,) = entry["completion_probabilities"]
-    told["pcd"] = {"standard": -3.0, "local": -1.0, "contrasted": -0.1, "strength": 1.0, "pushed_out": []}
-    told["top_logprobs"] = [
-        {"id": n, "token": text * n, "bytes": [*(text * n).encode()], "logprob": row["contrasted"], "pcd": row}
-        for n, row in ((1, told["pcd"]), (2, {"standard": -0.1, "local": -0.1, "contrasted": -3.0}))
-    ]
-    return entry
+    rows = {"standard": -3.0, "local": -1.0, "contrasted": -0.1}, {"standard": -0.1, "local": -0.1, "contrasted": -3.0}
+    options = [{**one, "pcd": row} for one, row in zip(candidates(1, 2), rows)]
+    return event(text, 1, top_logprobs=options, pcd={**rows[0], "strength": 1.0, "pushed_out": []})
 
 
 def views(chat: Chat, script: Script) -> Iterator[str]:
@@ -73,9 +68,7 @@ def views(chat: Chat, script: Script) -> Iterator[str]:
     yield "token"
     chat.button("Close", dialog).click()
     chat.button("Tokens", chat.answers).click()
-    chat.message.fill(question(30, 1)[0])
-    chat.button("Compare").click()
-    group = chat.named("group", "Comparison")
+    group = chat.compare(question(30, 1)[0])
     expect(group.get_by_role("button", name="Go on with this")).to_have_count(2)
     expect(chat.button("Send")).to_be_visible()
     chat.tokens(group.get_by_role("article", name=re.compile("^With PCD")))
@@ -86,16 +79,16 @@ def views(chat: Chat, script: Script) -> Iterator[str]:
     text = answer.locator(".markdown")
     assert text.evaluate("text => text.scrollWidth - text.clientWidth") == 0, "wide things scroll in their own boxes"
     yield "markdown"
-    chat.button("Edit", chat.questions.last).click()
+    chat.edit(chat.questions.last)
     yield "editing"
     chat.button("Cancel").click()
     dialog = chat.pcd_dialog()
     dialog.get_by_role("radio", name=re.compile("^custom")).check()
     yield "pcd"
-    chat.button("Done").click()
-    chat.button("Settings").click()
+    chat.done(dialog)
+    dialog = chat.settings()
     yield "settings"
-    chat.button("Done").click()
+    chat.done(dialog)
     chat.menu()
     yield "conversations"
     page.keyboard.press("Escape")

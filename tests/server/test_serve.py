@@ -12,24 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import serving
 from conftest import Tiny, contrasted, rounding_of
-from serving import (
-    BASE,
-    MESSAGES,
-    PROMPTS,
-    ROUTES,
-    SETTINGS,
-    N,
-    ask,
-    complete,
-    counter,
-    in_python,
-    is_greedy,
-    last_timings,
-    log_softmax,
-    ready,
-    refused,
-)
+from serving import MESSAGES, PROMPTS, ROUTES, SETTINGS, N, ask, complete, counter, is_greedy, meant, ready, refused
 
 import pypcd
 from pypcd import PCDConfig
@@ -48,8 +33,8 @@ LEFT_ALONE = {"sure": {"min_entropy": 20.0}, "short": {"min_context": 300}}
 @pytest.fixture(scope="module")
 def off() -> Iterator[Server]:
     """One that was started without --pcd."""
-    with ready(parallel=2) as made:
-        yield made
+    with ready(parallel=2) as running:
+        yield running
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -66,7 +51,7 @@ def test_an_answer_and_what_pcd_did_are_those_of_llama(server: Server, llm: pypc
         if name == "late":
             n_early = max(0, min(len(answer["tokens"]), 30 - answer["tokens_evaluated"]))
             assert timings["pcd_skipped"] == n_early
-        llm.pcd = in_python(asked)
+        llm.pcd = serving.in_python(asked)
         llm.reset()
         if llm.create_completion(prompt, max_tokens=N, temperature=0)["choices"][0]["text"] != answer["content"]:
             n_tied += 1
@@ -124,26 +109,23 @@ def test_every_route_takes_the_field_and_the_suffix_and_says_what_pcd_did(server
     assert said(pcd=strong) != plain, "or this shows nothing"
     assert told["pcd_setting"] == "paper:beta=30.0" and told["pcd_changed"] > 0
     assert told["pcd_answer"].startswith("PCD (paper:beta=30.0) changed ")
-    streamed = last_timings(ask(server, path, {"temperature": 0, **ROUTES[path], "pcd": strong, "stream": True})[1])
-    assert {name: streamed[name] for name in told if name.startswith("pcd")} == {
-        name: told[name] for name in told if name.startswith("pcd")
-    }
+    streamed = serving.last_timings(
+        ask(server, path, {"temperature": 0, **ROUTES[path], "pcd": strong, "stream": True})[1]
+    )
+    assert all(streamed[name] == told[name] for name in told if name.startswith("pcd"))
 
 
 # -- under a grammar --------------------------------------------------------------------------------------------------
 
 RULES = "root ::= [a-z] [a-z] [a-z] [a-z] [a-z] [a-z] [a-z] [a-z]"
 ENTRY = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^[a-z]{12}$"}}, "required": ["a"]}
-CONSTRAINTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "grammar": ("/completion", {"grammar": RULES}),
-    "json_schema": ("/completion", {"json_schema": ENTRY}),
-    "response_format": (
-        "/v1/chat/completions",
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": ENTRY}}},
-    ),
-    "json": ("/v1/chat/completions", {"response_format": {"type": "json_object", "schema": ENTRY}}),
-    "completions": ("/v1/completions", {"grammar": RULES}),
-}
+CONSTRAINTS: list[tuple[str, dict[str, Any]]] = [
+    ("/completion", {"grammar": RULES}),
+    ("/completion", {"json_schema": ENTRY}),
+    ("/v1/chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"schema": ENTRY}}}),
+    ("/v1/chat/completions", {"response_format": {"type": "json_object", "schema": ENTRY}}),
+    ("/v1/completions", {"grammar": RULES}),
+]
 
 
 def constrained(server: Server, path: str, body: dict[str, Any], **fields: Any) -> tuple[str, dict[str, Any]]:
@@ -151,14 +133,11 @@ def constrained(server: Server, path: str, body: dict[str, Any], **fields: Any) 
     asked = {"prompt": PROMPTS[0], "messages": MESSAGES, "n_predict": 40, "temperature": 0, "timings_per_token": True}
     status, answer = ask(server, path, {**asked, **body, **fields})
     assert status == 200, answer
-    choice = answer.get("choices", [answer])[0]
-    text = choice["message"]["content"] if "message" in choice else choice.get("text", choice.get("content"))
-    return text, answer["timings"]
+    return TEXT_OF.get(path, lambda answer: answer["content"])(answer), answer["timings"]
 
 
-@pytest.mark.parametrize("name", CONSTRAINTS)
-def test_under_a_grammar_an_answer_is_plain_unless_its_request_asks(server: Server, name: str) -> None:
-    path, body = CONSTRAINTS[name]
+@pytest.mark.parametrize(("path", "body"), CONSTRAINTS)
+def test_under_a_grammar_an_answer_is_plain_unless_its_request_asks(server: Server, path: str, body: Any) -> None:
     strong = {"beta": 30.0, "perturbation": "none", "window": 4}
     (plain, without), (on, with_pcd) = (constrained(server, path, body, pcd=pcd) for pcd in (False, strong))
     assert plain != on, "or this shows nothing"
@@ -179,7 +158,9 @@ def test_under_a_grammar_an_answer_is_plain_unless_its_request_asks(server: Serv
 @pytest.mark.parametrize("name", ["plain", "server's", "adaptive"])
 def test_under_a_grammar_the_tokens_are_those_of_llama(server: Server, llm: pypcd.Llama, name: str) -> None:
     asked = {"max_tokens": N, "temperature": 0, "grammar": LlamaGrammar.from_string(RULES, verbose=False)}
-    wanted = llm.create_completion(PROMPTS[0], **asked, pcd=in_python(SETTINGS[name]))  # which asks for it: else plain
+    wanted = llm.create_completion(
+        PROMPTS[0], **asked, pcd=serving.in_python(SETTINGS[name])
+    )  # which asks for it: else plain
     assert complete(server, PROMPTS[0], pcd=SETTINGS[name], grammar=RULES)["content"] == wanted["choices"][0]["text"]
 
 
@@ -205,44 +186,32 @@ def test_a_grammar_that_begins_later_leaves_the_setting(server: Server, llm: pyp
     assert answer["timings"]["pcd_twins"] > 0 and answer["timings"]["pcd_constrained"] == 0
 
 
-def params_of(server: Server, slot: int) -> dict[str, Any]:
-    """What the last request of a slot asked for."""
-    return next(one["params"] for one in ask(server, "/slots")[1] if one["id"] == slot)
-
-
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 
-def own(answer: dict[str, Any]) -> Any:
-    return answer["generation_settings"]["pcd"]
-
-
 def test_the_body_comes_before_the_suffix_and_that_before_the_server(server: Server, off: Server) -> None:
-    def of(at: Server, **fields: Any) -> Any:
-        return own(complete(at, "a", n_predict=1, **fields))
-
-    assert of(server)["beta"] == 2.5 and of(off) is False
-    assert all(
-        of(server, model=name)["beta"] == 2.5 for name in ("demo", "x:y", "gpt-4", "demonstration:x", "x:demo:y")
-    )
-    assert of(server, model="demo:pcd-off") is False and of(off, model="demo:pcd-off") is False
-    assert of(server, model="demo:pcd-off", pcd="window")["window"] == 64
-    assert of(server, model="demo:pcd-cautious")["beta"] == 1.5
-    assert of(server, model="demo:pcd-cautious", pcd=None)["beta"] == 1.5
-    assert of(server, model="demo:pcd-cautious", pcd=False) is False
-    assert of(server, model="demo:pcd-cautious", pcd="window")["window"] == 64
-    changed = of(server, model="demo:pcd-cautious", pcd={"gamma": 5})
-    assert changed["beta"] == 1.5 and changed["gamma"] == 5
-    assert (
-        of(server, pcd={})["beta"] == 2.5
-        and of(server, model="demo:pcd-cautious", pcd="paper:beta=3")["relative_top"] == 0
-    )
+    for name in ("demo", "x:y", "gpt-4", "demonstration:x", "x:demo:y"):
+        assert meant(server, model=name) == meant(server) and meant(server)["beta"] == 2.5
+    for asked in ({"model": "demo:pcd-off"}, {"model": "demo:pcd-cautious", "pcd": False}, {"pcd": "off"}):
+        assert meant(server, **asked) is False
+    cautious = {"model": "demo:pcd-cautious"}
+    for asked, wanted in (
+        ({"model": "demo:pcd-off", "pcd": "window"}, {"window": 64}),
+        (cautious, {"beta": 1.5}),
+        ({**cautious, "pcd": None}, {"beta": 1.5}),
+        ({**cautious, "pcd": "window"}, {"window": 64}),
+        ({**cautious, "pcd": {"gamma": 5}}, {"beta": 1.5, "gamma": 5}),
+        ({**cautious, "pcd": "paper:beta=3"}, {"beta": 3, "relative_top": 0}),
+        ({"pcd": {}}, {"beta": 2.5}),
+    ):
+        got = meant(server, **asked)
+        assert {name: got[name] for name in wanted} == wanted, asked
     for asked in ({"pcd": True}, {"pcd": "on"}, {"model": "demo:pcd"}, {"model": "demo:pcd-paper", "pcd": True}):
         for at in (server, off):
-            assert of(at, **asked) == of(at, pcd="unsure"), "the recommended preset, whatever holds without it"
-    assert of(off, pcd="paper")["beta"] == 2.5
-    assert of(off, pcd={"adaptive": "jsd", "window": None})["adaptive"] == "jsd"
-    assert of(server, pcd="off") is False
+            assert meant(at, **asked) == meant(at, pcd="unsure"), "the recommended preset, whatever holds without it"
+    assert meant(off) is False and meant(off, model="demo:pcd-off") is False
+    assert meant(off, pcd="paper")["beta"] == 2.5
+    assert meant(off, pcd={"adaptive": "jsd", "window": None})["adaptive"] == "jsd"
 
 
 def test_what_another_server_could_do_is_refused_with_a_sentence(server: Server) -> None:
@@ -308,7 +277,7 @@ def test_500_levels_are_let_through_and_501_are_not(server: Server) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread's stack is as large as the system says")
 def test_a_long_word_ends_no_server(tiny: Tiny) -> None:
     """llama.cpp splits a text by std::regex, which calls itself for each letter; two of a letter are a token of this vocabulary."""
-    with ready(tiny("llama", pre="tekken"), parallel=1) as words:
+    with ready(model=tiny("llama", pre="tekken"), parallel=1) as words:
         tokens = ask(words, "/tokenize", {"content": "a" * 200_000})[1]["tokens"]
         assert len(tokens) == 100_000 and len(set(tokens)) == 1
         body = {"messages": MESSAGES, "documents": [{"name": "a", "text": "!" * 70_000}]}
@@ -331,16 +300,15 @@ def test_a_wrong_suffix_names_the_field_model_and_a_refused_stream_is_a_plain_40
 
 def test_a_server_that_only_restricts_the_view_over_rotates_on_request() -> None:
     with ready(pcd="unsure", parallel=2) as server:
-        assert own(complete(server, "a", n_predict=1))["perturbation"] == "none"
-        assert own(complete(server, "a", n_predict=2, pcd="paper"))["perturbation"] == "over-rotation"
+        assert meant(server)["perturbation"] == "none"
+        assert meant(server, n_predict=2, pcd="paper")["perturbation"] == "over-rotation"
 
 
 def test_a_server_without_a_setting_runs_what_needs_no_rotation_on_request(tiny: Tiny) -> None:
-    with ready(tiny("starcoder"), parallel=2) as server:
-        assert server.refusals() == {}
-        assert own(complete(server, "a", n_predict=2)) is False
-        assert own(complete(server, "a", n_predict=2, pcd="window"))["window"] == 64
-        assert own(complete(server, "a", n_predict=2, pcd=True))["window"] == 64
+    with ready(model=tiny("starcoder"), parallel=2) as server:
+        assert server.refusals() == {} and meant(server) is False
+        for asked in ("window", True):
+            assert meant(server, n_predict=2, pcd=asked)["window"] == 64
         for told in ("paper", {"beta": 1.5}):
             assert "Field 'pcd': " in refused(server, pcd=told), told
 
@@ -365,12 +333,13 @@ def test_slots_and_metrics_say_what_pcd_did(server: Server) -> None:
         assert all(timings[f"pcd_{kind}"] > 0 for kind in kinds)
         counted = [counter(server, f"pcd_{name}_total") - b for name, b in zip(COUNTS, before)]
         assert counted == [timings[f"pcd_{name}"] for name in COUNTS]
-    assert params_of(server, 3)["pcd"]["min_entropy"] == 1.0 and params_of(server, 2)["pcd"] is False
+    slots = {one["id"]: one["params"] for one in ask(server, "/slots")[1] if "params" in one}
+    assert slots[3]["pcd"]["min_entropy"] == 1.0 and slots[2]["pcd"] is False
 
 
 def test_candidates_come_with_both_rows(server: Server, llm: pypcd.Llama) -> None:
     answer = complete(server, PROMPTS[0], pcd={"gamma": 3}, n_predict=3, n_probs=6)
-    llm.pcd = PCDConfig.resolve({"gamma": 3}, PCDConfig.resolve(BASE))
+    llm.pcd = serving.in_python({"gamma": 3})
     text = llm.tokenize(PROMPTS[0].encode())
     limit = contrasted(rounding_of(llm, text), 2.5)
     llm.reset()
@@ -380,7 +349,7 @@ def test_candidates_come_with_both_rows(server: Server, llm: pypcd.Llama) -> Non
         rows = llm.pcd_logits()
         for candidate in [entry, *entry["top_logprobs"], *entry["pcd"]["pushed_out"]]:
             got = candidate.get("pcd", candidate)
-            wanted = {name: log_softmax(getattr(rows, name)) for name in ("standard", "local", "contrasted")}
+            wanted = {name: serving.log_softmax(getattr(rows, name)) for name in ("standard", "local", "contrasted")}
             for name, row in wanted.items():
                 expected = float(row[candidate["id"]])
                 assert (got[name] is None) == (not np.isfinite(expected)), (name, candidate)
@@ -403,9 +372,7 @@ def test_logprobs_of_a_chat_carry_both_rows(server: Server) -> None:
         ask(server, "/v1/chat/completions", {**body, "logprobs": True, "top_logprobs": 3, "stream": stream})[1]
         for stream in (False, True)
     )
-    parts = [json.loads(line[6:])["choices"] for line in stream.splitlines() if line.startswith("data: {")]
-    streamed = [
-        entry for (part,) in filter(None, parts) for entry in (part.get("logprobs") or {"content": []})["content"]
-    ]
+    choices = [choice for part in serving.events(stream) for choice in part["choices"] if choice.get("logprobs")]
+    streamed = [entry for choice in choices for entry in choice["logprobs"]["content"]]
     for entries in (whole["choices"][0]["logprobs"]["content"], streamed):
         assert [entry["pcd"] for entry in entries] == [entry["pcd"] for entry in told]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import os
 import random
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import pytest
 from conftest import native_row
 from processes import within
 from reference import bits
-from serving import BASE, PROMPTS, SMALL, ask, complete, is_greedy, ready, with_workers
+from serving import BASE, PROMPTS, ask, complete, is_greedy, ready, with_workers
 
 import pypcd
 from pypcd.gguf import DEMO_MODEL
@@ -31,16 +30,16 @@ def saves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("slots")
 
 
-def running(*options: str, pcd: Any = BASE, parallel: int = 2) -> contextlib.AbstractContextManager[Server]:
-    return ready(pcd=pcd, parallel=parallel, options=[*SMALL, *options])
+def running(*options: str, **given: Any) -> contextlib.AbstractContextManager[Server]:
+    return ready(*options, **{"pcd": BASE, "parallel": 2, **given})
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_saved_slot_goes_on_and_so_does_the_prompt_cache(saves: Path, llm: pypcd.Llama) -> None:
-    text, pcd = " ".join(PROMPTS), "paper:evaluation=fused"  # which has second keys
-    with running("--slot-save-path", f"{saves}/", pcd=pcd) as server:
+    text = " ".join(PROMPTS)
+    with running("--slot-save-path", f"{saves}/") as server:  # BASE has second keys
         for asked in ({}, {"pcd": False}):
             first = complete(server, text, id_slot=0, n_predict=8, **asked)
             assert ask(server, "/slots/0?action=save", {"filename": "a.bin"})[0] == 200
@@ -48,7 +47,7 @@ def test_a_saved_slot_goes_on_and_so_does_the_prompt_cache(saves: Path, llm: pyp
             assert ask(server, "/slots/0?action=restore", {"filename": "a.bin"})[0] == 200
             again = complete(server, text, id_slot=0, n_predict=8, **asked)
             assert again["tokens"] == first["tokens"] and again["timings"]["cache_n"] > 0
-            is_greedy(llm, text, asked.get("pcd", pypcd.PCDConfig.resolve(pcd)), again["tokens"])
+            is_greedy(llm, text, asked.get("pcd", {}), again["tokens"])
 
 
 # -- speculation ------------------------------------------------------------------------------------------------------
@@ -86,16 +85,11 @@ def test_it_sleeps_and_wakes_with_its_settings(llm: pypcd.Llama) -> None:
         assert complete(server, PROMPTS[0], pcd=STRONG)["tokens"] == first
 
 
-@pytest.mark.skipif(os.name == "nt", reason="a shell script")
 def test_it_stays_awake_while_a_document_is_read(tmp_path: Path) -> None:
     """What reads it asks the model for tokens, and a server that sleeps has none."""
-    code = """if True:
-        import time
-        from pypcd.server import worker
-        own = worker._answer
-        worker._answer = lambda request, model: time.sleep(3) or own(request, model)
-        worker.main()"""
-    with with_workers(code, tmp_path, parallel=1, options=[*SMALL, "--sleep-idle-seconds", "1"]) as server:
+    slow = "worker._answer = lambda request, model: time.sleep(3) or own(request, model)"
+    code = f"import time\n\nown = worker._answer\n{slow}"
+    with with_workers(code, tmp_path, "--sleep-idle-seconds", "1") as server:
         for _ in range(2):  # it has slept before the second one
             status, answer = ask(server, "/documents", {"filename": "a", "text": "b"})
             assert status == 200 and answer["n_tokens"] > 0, answer
@@ -103,15 +97,11 @@ def test_it_stays_awake_while_a_document_is_read(tmp_path: Path) -> None:
 
 
 def test_a_full_context_ends_its_own_answer_alone(llm: pypcd.Llama) -> None:
-    options = ["--ctx-size", "1024", "--cache-ram", "0"]
-    with running(*options, parallel=4) as server, concurrent.futures.ThreadPoolExecutor(4) as pool:
+    small = running("--ctx-size", "1024", "--cache-ram", "0", parallel=4)
+    with small as server, concurrent.futures.ThreadPoolExecutor(4) as pool:
         jobs = [(PROMPTS[i % 3] + str(i), setting) for i, setting in enumerate([False, True, STRONG, "cautious"])]
-        ask_all = [
-            pool.submit(complete, server, prompt, pcd=setting, n_predict=-1, ignore_eos=True)
-            for prompt, setting in jobs
-        ]
-        for (prompt, setting), answer in zip(jobs, ask_all):
-            told = answer.result()
+        answers = pool.map(lambda job: complete(server, job[0], pcd=job[1], n_predict=-1, ignore_eos=True), jobs)
+        for (prompt, setting), told in zip(jobs, answers):
             assert told["stop_type"] == "limit" and told["tokens_evaluated"] + told["tokens_predicted"] >= 256
             is_greedy(llm, prompt, setting, told["tokens"], ends=False)
         status, answer = ask(server, "/completion", {"prompt": "a " * 600, "n_predict": 1})
@@ -130,7 +120,7 @@ NEAR = 0.05  # bits: a floor is not nearer to an entropy, so that rounding decid
 
 @pytest.fixture(scope="module")
 def server(saves: Path) -> Iterator[Server]:
-    with ready(pcd=BASE, parallel=4, options=[*SMALL, "--slot-save-path", f"{saves}/"]) as made:
+    with running("--slot-save-path", f"{saves}/", parallel=4) as made:
         yield made
 
 
@@ -180,9 +170,8 @@ def test_the_cache_changes_no_answer(server: Server, llm: pypcd.Llama) -> None:
         assert cached["timings"]["cache_n"] == len(goes_on) - 1 and alone["timings"]["cache_n"] == 0
         assert told(cached) == told(alone), (prompt, goes_on, floor)
         assert (alone["timings"]["pcd_contrasted"] > 0) == is_contrasted, (goes_on, floor)
-        assert is_contrasted or alone["timings"]["pcd_twins"] <= 1, (
-            "by this the page knows, when it goes on from a token"
-        )
+        # by this the page knows, when it goes on from a token
+        assert is_contrasted or alone["timings"]["pcd_twins"] <= 1
         n_other += (entropy_behind(llm, prompt) >= floor) != is_contrasted
     assert n_other >= N_PAIRS // 8, "or this shows nothing"
 
@@ -200,9 +189,8 @@ def test_each_of_several_answers_begins_there(server: Server, llm: pypcd.Llama) 
 
 
 def test_a_slot_that_was_saved_or_shifted_holds_no_decision(saves: Path, llm: pypcd.Llama) -> None:
-    options = [*SMALL, "--slot-save-path", f"{saves}/", "--context-shift"]
-    options[options.index("8192")] = "1024"  # 512 each
-    with ready(pcd=BASE, parallel=2, options=options) as server:
+    given = ["--slot-save-path", f"{saves}/", "--context-shift", "--ctx-size", "1024"]  # 512 each
+    with running(*given) as server:
         for _, goes_on, floor, is_contrasted in pairs(llm, server, 4, 3):
             assert ask(server, "/slots/0?action=save", {"filename": "a.bin"})[0] == 200
             alone = told(answer(server, goes_on, floor, id_slot=1, cache_prompt=False))
@@ -217,7 +205,7 @@ def test_a_slot_that_was_saved_or_shifted_holds_no_decision(saves: Path, llm: py
 def test_drafted_tokens_begin_no_answer(server: Server, llm: pypcd.Llama) -> None:
     drafts = ["--model-draft", str(DEMO_MODEL), "--spec-type", "draft-simple"]
     n_drafted = 0
-    with ready(pcd=BASE, parallel=2, options=[*SMALL, *drafts]) as drafting:
+    with running(*drafts) as drafting:
         for _, goes_on, floor, _ in pairs(llm, drafting, 8, 4):
             found = answer(drafting, goes_on, floor, 24, id_slot=0)
             assert found["tokens"] == answer(server, goes_on, floor, 24, id_slot=1, cache_prompt=False)["tokens"]

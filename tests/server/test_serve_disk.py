@@ -4,6 +4,7 @@ server's files, as the server reads its. Which files there are, and for how long
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,7 +21,6 @@ from pypcd import ask as asking
 from pypcd.decode.prompt_cache import MIN_TOKENS, PromptCache
 from pypcd.document import Document
 from pypcd.server import Server
-from pypcd.server.model_list import Served
 
 pytest_plugins = ["serving"]  # fixtures
 
@@ -49,31 +49,28 @@ def answer_of(server: Server, text: str = TEXT, question: str = QUESTION, **fiel
     return said(answer), answer["timings"]["cache_n"], answer["timings"]["passages"]
 
 
-def without(monkeypatch: pytest.MonkeyPatch, model: str, ask_it: Callable[[Server], Any], **given: Any) -> Any:
+def without(monkeypatch: pytest.MonkeyPatch, model: str, **given: Any) -> tuple[str, int, list[str]]:
     """What a server answers that keeps nothing."""
     with monkeypatch.context() as patch:
         patch.setenv("PYPCD_CACHE_GIB", "0")
-        with ready(model, **given) as server:
-            return ask_it(server)
+        with ready(model=model, **given) as server:
+            return answer_of(server)
 
 
-@pytest.mark.parametrize(
-    ("arch", "pcd"),
-    [("llama", False), ("llama", "paper"), ("gemma3", "window"), ("lfm2", False)],
-)
+@pytest.mark.parametrize(("arch", "pcd"), [("llama", False), ("llama", "paper"), ("gemma3", "window"), ("lfm2", False)])
 def test_a_new_process_goes_on_where_another_has_read(
     tiny: Tiny, prompts: PromptCache, monkeypatch: pytest.MonkeyPatch, arch: str, pcd: Any
 ) -> None:
     path = path_of(tiny, arch)
     given: dict[str, Any] = {"pcd": pcd, "parallel": 1}
-    expected = without(monkeypatch, path, lambda server: answer_of(server), **given)
+    expected = without(monkeypatch, path, **given)
     assert not prompts.entries()
-    with ready(path, **given) as server:
+    with ready(model=path, **given) as server:
         first = answer_of(server)
         again = answer_of(server)
     (entry,) = prompts.entries()
     assert first == (expected[0], 0, expected[2]) and again[0] == first[0] and again[1] >= entry.n_tokens
-    with ready(path, **given) as server:
+    with ready(model=path, **given) as server:
         assert answer_of(server) == (first[0], entry.n_tokens, first[2])
         assert answer_of(server, question=OTHER)[1] >= entry.n_tokens
     assert [one.path for one in prompts.entries()] == [entry.path], "it was written once"
@@ -90,7 +87,7 @@ def test_python_and_the_server_read_each_others(model: str, prompts: PromptCache
             return whole(answer.text), answer.written.n_prompt - answer.written.n_evaluated
 
     def in_server() -> tuple[str, int]:
-        with ready(model) as server:
+        with ready(model=model) as server:
             return answer_of(server)[:2]
 
     order = [in_python, in_server] if first == "python" else [in_server, in_python]
@@ -101,7 +98,6 @@ def test_python_and_the_server_read_each_others(model: str, prompts: PromptCache
 
 WAITING = """
 import pathlib, time
-from pypcd.server import worker
 
 keep, folder = worker._keep, pathlib.Path(__file__).parent
 
@@ -112,38 +108,34 @@ def kept(request, model):
     return keep(request, model)
 
 worker._keep = kept
-worker.main()
 """
 
 
-@pytest.mark.skipif(os.name == "nt", reason="a shell script")
 def test_nobody_waits_while_a_text_is_written_to_disk(model: str, prompts: PromptCache, tmp_path: Path) -> None:
-    with with_workers(WAITING, tmp_path, model, parallel=2) as server:
+    with with_workers(WAITING, tmp_path, model=model, parallel=2) as server:
         first = answer_of(server)
         assert within((tmp_path / "begun").exists) and not prompts.entries()
         assert complete(server, "1 2 3", n_predict=4)["tokens"]
         again = answer_of(server)
-        assert again[0] == first[0] and again[1] > 0.8 * MIN_TOKENS, (
-            "its slot has the text, whose file is not there yet"
-        )
-        assert not prompts.entries()
+        assert again[0] == first[0] and again[1] > 0.8 * MIN_TOKENS, "its slot has the text"
+        assert not prompts.entries(), "whose file is not there yet"
         (tmp_path / "go").touch()
         assert within(lambda: len(prompts.entries()) == 1)
 
 
 def test_only_what_is_equal_is_read_back(model: str, prompts: PromptCache) -> None:
-    with ready(model) as server:
+    with ready(model=model) as server:
         answer_of(server)
-    with ready(model) as server:
+    with ready(model=model) as server:
         (longer, cached, _) = answer_of(server, TEXT + "\n" + notes(2, 30), read="all")
         assert longer and cached >= MIN_TOKENS, "one that goes on"
     for options in (["--cache-type-k", "f16"], ["--rope-freq-scale", "0.5"], ["--override-kv", "x.y=int:1"]):
-        with ready(model, options=[*SMALL, *options]) as server:
+        with ready(*options, model=model) as server:
             assert answer_of(server)[1] == 0, options
 
 
 def test_what_is_not_to_be_cached_is_not(model: str, prompts: PromptCache) -> None:
-    with ready(model) as server:
+    with ready(model=model) as server:
         answer_of(server, cache_prompt=False)
         answer_of(server, notes(1, 3))
         status, _ = ask(server, CHAT, {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 1})
@@ -168,42 +160,37 @@ def of_another_version(path: Path) -> None:
 def test_a_damaged_file_is_removed_and_the_prompt_is_read_again(
     model: str, prompts: PromptCache, damage: Callable[[Path], Any]
 ) -> None:
-    with ready(model) as server:
+    with ready(model=model) as server:
         first = answer_of(server)
     (entry,) = prompts.entries()
     damage(entry.path)
     lines: list[str] = []
-    with ready(model, log=lines.append) as server:
+    with ready(model=model, log=lines.append) as server:
         assert answer_of(server) == first
     (written,) = prompts.entries()
-    assert written.path == entry.path and abs(written.n_bytes - entry.n_bytes) < 16, (
-        "it was written again, with another speed"
-    )
+    # it was written again, with another speed
+    assert written.path == entry.path and abs(written.n_bytes - entry.n_bytes) < 16
     assert any(f"{entry.path} is removed, and the prompt is read again" in line for line in lines)
 
 
 def test_what_cannot_be_written_costs_no_answer(
     model: str, prompts: PromptCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = without(monkeypatch, model, lambda server: answer_of(server))
+    expected = without(monkeypatch, model)
     prompts.folder.parent.mkdir(parents=True)
     prompts.folder.write_text("a file where the folder should be")
     lines: list[str] = []
-    with ready(model, log=lines.append) as server:
+    with ready(model=model, log=lines.append) as server:
         assert answer_of(server) == expected
     assert any(f"the prompt is not kept in {prompts.folder}" in line for line in lines)
 
 
 def test_each_model_of_a_router_has_its_own(tiny: Tiny, prompts: PromptCache, tmp_path: Path) -> None:
-    names = {}
-    for seed in (3, 4):
-        path = tmp_path / f"m{seed}.gguf"
-        path.write_bytes(Path(path_of(tiny, seed=seed)).read_bytes())
-        names[f"m{seed}"] = path
+    paths = [shutil.copy(path_of(tiny, seed=seed), tmp_path / f"m{seed}.gguf") for seed in (3, 4)]
 
     def run() -> list[int]:
-        with ready([Served(name, str(path)) for name, path in names.items()]) as server:
-            return [answer_of(server, model=name)[1] for name in names]
+        with ready(model=[*map(str, paths)]) as server:
+            return [answer_of(server, model=path.stem)[1] for path in paths]
 
     assert run() == [0, 0] and len(prompts.entries()) == 2
     assert run() == [entry.n_tokens for entry in prompts.entries()]
@@ -219,7 +206,7 @@ def test_a_question_that_is_asked_again_gets_the_same_logits(model: str, pcd: An
         _, answer = ask(server, CHAT, body)
         return [answer["choices"][0]["logprobs"], answer["timings"]["cache_n"]]
 
-    with ready(model, parallel=1) as server:
+    with ready(model=model, parallel=1) as server:
         first, again = rows(server), rows(server)
     assert first[1] == 0 and again[1] > MIN_TOKENS and first[0] == again[0]
 
@@ -229,7 +216,7 @@ def test_a_question_about_a_document_that_is_asked_again_has_the_same_logits(
     model: str, prompts: PromptCache, pcd: Any
 ) -> None:
     """What is behind the document's beginning is read in the batches of the first time, on a cache that rounds too."""
-    with ready(model, parallel=1, options=SMALL[:-4]) as server:
+    with ready(model=model, parallel=1, options=SMALL[:-4]) as server:
         body = {"max_tokens": 3, "logprobs": True, "top_logprobs": 5, "pcd": pcd}
         body["logit_bias"] = [["a", 1000]]  # llama-server tells no logprobs of a byte that is no whole character
         answers = [ask(server, CHAT, {"messages": with_file(TEXT, QUESTION), **body})[1] for _ in range(3)]

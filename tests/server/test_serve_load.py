@@ -5,7 +5,6 @@ scripts/soak runs it for minutes."""
 from __future__ import annotations
 
 import concurrent.futures
-import http.client
 import itertools
 import json
 import os
@@ -18,11 +17,11 @@ from typing import Any
 
 import pytest
 from processes import within
-from serving import BASE, SMALL, ask, complete, is_greedy, ready
+from serving import BASE, ask, begun, complete, events, is_greedy, ready
 
 import pypcd
 from pypcd.gguf import DEMO_MODEL
-from pypcd.server import Server, model_list
+from pypcd.server import Server
 
 pytest_plugins = ["serving"]  # fixtures
 
@@ -53,8 +52,7 @@ class Client:
         body = {"prompt": prompt, "n_predict": self.rng.choice([4, 24, 48]), "temperature": 0, "stream": True}
         body["ignore_eos"] = True
         body["pcd"] = self.rng.choice(WRONG) if dice < 0.1 else SETTINGS[which]
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=120)
-        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+        connection = begun(self.server, "/completion", body)
         response = connection.getresponse()
         assert response.status == (400 if dice < 0.1 else 200), response.read()
         if dice < 0.1:
@@ -63,9 +61,9 @@ class Client:
             response.read(self.rng.randrange(1, 600))
             self.n_left += 1
         else:
-            events = [json.loads(line[6:]) for line in response.read().splitlines() if line.startswith(b"data: ")]
-            tokens = [token for event in events for token in event["tokens"]]
-            assert events[-1]["stop"] and events[-1]["tokens_predicted"] == body["n_predict"] == len(tokens)
+            *parts, last = events(response.read().decode())
+            tokens = [token for part in [*parts, last] for token in part["tokens"]]
+            assert last["stop"] and last["tokens_predicted"] == body["n_predict"] == len(tokens)
             self.answers.append((prompt, which, tokens))
         connection.close()
 
@@ -78,8 +76,7 @@ def resident_bytes(server: Server) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads memory from /proc")
 def test_every_answer_is_its_own_memory_is_flat_and_no_slot_stays_busy(llm: pypcd.Llama) -> None:
-    options = [*SMALL, "--cache-ram", "0"]
-    with ready(pcd=BASE, parallel=8, options=options) as server:
+    with ready("--cache-ram", "0", pcd=BASE, parallel=8) as server:
         for setting in SETTINGS:
             complete(server, PROMPTS[0], pcd=setting)
         start = time.monotonic()
@@ -93,23 +90,18 @@ def test_every_answer_is_its_own_memory_is_flat_and_no_slot_stays_busy(llm: pypc
         grown = resident_bytes(server) - half
         answers = [answer for client in clients for answer in client.answers]
         assert len(answers) > N_CLIENTS
-        assert min(sum(client.n_left for client in clients), sum(client.n_refused for client in clients)) > 0
         assert within(lambda: not any(slot["is_processing"] for slot in ask(server, "/slots")[1])), "a slot stays busy"
         status, metrics = ask(server, "/metrics")
         assert status == 200 and "llamacpp:requests_deferred 0\n" in metrics
-    print(
-        f"{len(answers)} answers, {sum(c.n_left for c in clients)} left, {sum(c.n_refused for c in clients)} refused, {grown} bytes grown"
-    )
+    n_left, n_refused = (sum(getattr(client, name) for client in clients) for name in ("n_left", "n_refused"))
+    print(f"{len(answers)} answers, {n_left} left, {n_refused} refused, {grown} bytes grown")
+    assert min(n_left, n_refused) > 0
     assert grown < 16 * 2**20, f"{grown / 2**20:.0f} MiB more than at half time"
     for prompt, which in sorted({answer[:2] for answer in answers}):
         same = {tuple(tokens) for p, w, tokens in answers if (p, w) == (prompt, which)}
-        whole = [
-            list(tokens)
-            for tokens in same
-            if not any(other[: len(tokens)] == tokens and other != tokens for other in same)
-        ]
-        for tokens in whole:  # one, where no rounding decided
-            is_greedy(llm, prompt, SETTINGS[which], tokens, ends=False)
+        for tokens in same:  # each that is no beginning of another: one, where no rounding decided
+            if not any(other[: len(tokens)] == tokens and other != tokens for other in same):
+                is_greedy(llm, prompt, SETTINGS[which], list(tokens), ends=False)
 
 
 @pytest.mark.parametrize("models", [["demo"], ["demo", "twin.gguf"]])
@@ -120,15 +112,12 @@ def test_a_request_ends_with_its_client_though_others_are_answered(
     monkeypatch.chdir(tmp_path)
     shutil.copy(DEMO_MODEL, "twin.gguf")
     endless = {"model": "demo", "prompt": "a", "n_predict": -1, "ignore_eos": True, "temperature": 0}
-    with ready(model_list.read(models), parallel=2, options=[*SMALL, "--context-shift"]) as server:
+    with ready("--context-shift", model=models, parallel=2) as server:
 
         def n_busy() -> int:
             return sum(slot["is_processing"] for slot in ask(server, "/slots?model=demo")[1])
 
-        connections = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=120) for _ in "ab"]
-        for connection, stream in zip(connections, (True, False)):
-            body = json.dumps({**endless, "stream": stream})
-            connection.request("POST", "/completion", body, {"Content-Type": "application/json"})
+        connections = [begun(server, "/completion", {**endless, "stream": stream}) for stream in (True, False)]
         other = connections[0].getresponse()
         assert within(lambda: n_busy() == 2)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:

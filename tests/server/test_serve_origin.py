@@ -12,19 +12,18 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from serving import SMALL, ask, ready
+from serving import ask, ready
 
-from pypcd.gguf import resolve_model
+from pypcd.gguf import DEMO_MODEL
 from pypcd.server import Server
-from pypcd.server.model_list import Served
 
 BODY = {"prompt": "a", "n_predict": 1}
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with ready(parallel=1) as made:
-        yield made
+    with ready(parallel=1) as running:
+        yield running
 
 
 def refused(answer: tuple[int, Any], *words: str) -> None:
@@ -87,8 +86,7 @@ def test_a_link_of_another_site_is_followed(server: Server) -> None:
 
 def test_origins_that_were_given_and_a_key_open_it() -> None:
     site = "https://chat.example"
-    given = ["--cors-origins", f"{site}, http://other.example:81"]
-    with ready(parallel=1, options=[*SMALL, *given]) as server:
+    with ready("--cors-origins", f"{site}, http://other.example:81", parallel=1) as server:
         for origin in (site, "http://other.example:81"):
             assert ask(server, "/completion", BODY, Origin=origin)[0] == 200
         assert ask(server, "/completion", BODY, Host="chat.example")[0] == 200
@@ -101,18 +99,14 @@ def test_origins_that_were_given_and_a_key_open_it() -> None:
 
 def test_several_models_are_as_open_as_one(tmp_path: Path) -> None:
     """A router passes Host and Origin on, and the process of the model looks at them too."""
-    paths = [tmp_path / f"{name}.gguf" for name in "ab"]
-    for path in paths:
-        shutil.copy(resolve_model("demo"), path)
-    given = [*SMALL, "--cors-origins", "https://chat.example"]
-    models = [Served(path.stem, str(path)) for path in paths]
-    with ready(models, parallel=1, options=given) as server:
+    models = [str(shutil.copy(DEMO_MODEL, tmp_path / f"{name}.gguf")) for name in "ab"]
+    with ready("--cors-origins", "https://chat.example", model=models, parallel=1) as server:
         body = {**BODY, "model": "b"}
         assert ask(server, "/completion", body)[0] == 200
         assert ask(server, "/completion", body, Origin="https://chat.example", Host="chat.example")[0] == 200
         refused(ask(server, "/completion", body, Host="evil.example"), "Host is", "evil.example")
         refused(ask(server, "/completion", body, Origin="http://evil.example"), "Origin is", "evil.example")
-        ports = [int(part.strip("[] ")) for part in server._parts]
-        assert ports
-        for port in ports:  # of the models' processes, which a page may look for too
-            refused(ask(SimpleNamespace(port=port), "/completion", body, Host="evil.example"), "Host is")  # type: ignore[arg-type]
+        assert server._parts
+        for part in server._parts:  # the models' processes, which a page may look for too
+            own = SimpleNamespace(port=int(part.strip("[] ")))
+            refused(ask(own, "/completion", body, Host="evil.example"), "Host is")

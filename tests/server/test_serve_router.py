@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import concurrent.futures
-import http.client
 import json
 import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import serving
 from conftest import F32, Tiny
 from processes import SECONDS, children, lives, within
-from serving import BASE, MUTE_ROUTES, PROMPTS, ROUTES, SMALL, ask, complete, is_greedy, ready, refused
+from serving import BASE, MUTE_ROUTES, PROMPTS, ROUTES, SMALL, ask, begun, complete, is_greedy, meant, ready, refused
 
 import pypcd
 from pypcd import PCDConfig
@@ -52,8 +52,8 @@ def ini(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Path:
 @pytest.fixture(scope="module")
 def server(ini: Path) -> Iterator[Server]:
     options = SMALL[2:]  # the context is each model's own
-    with ready(model_list.read([str(ini)]), pcd="cautious", parallel=4, options=options) as made:
-        yield made
+    with ready(model=[str(ini)], pcd="cautious", parallel=4, options=options) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +68,6 @@ def of_name(tiny: Tiny) -> Iterator[dict[str, pypcd.Llama]]:
 
 def statuses(server: Server) -> dict[str, str]:
     return {entry["id"]: entry["status"]["value"] for entry in server._entries() if ":pcd" not in entry["id"]}
-
-
-def own(answer: dict[str, Any]) -> Any:
-    return answer["generation_settings"]["pcd"]
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -95,15 +91,14 @@ def test_each_model_answers_with_its_own_setting_and_tells_it(server: Server, of
         assert answer["model"] == name
         is_greedy(of_name[name], prompt, setting, answer["tokens"])
     assert len({answer["content"] for answer in answers}) > len(PROMPTS) * 2, "or this shows nothing"
-    of_nick = complete(server, "a", n_predict=1, model="nick:pcd-window")
-    assert own(of_nick)["window"] == 64, "an alias has the suffixes too"
+    assert meant(server, model="nick:pcd-window")["window"] == 64, "an alias has the suffixes too"
     noel = "p%C3%A8re%20no%C3%ABl"
     assert ask(server, f"/props?model={noel}")[1]["pcd"]["setting"]["window"] == 4
     assert [len(ask(server, f"/slots?model={name}")[1]) for name in ("demo:pcd-cautious", noel)] == [4, 3]
     assert "llamacpp:pcd_twins_total" in ask(server, f"/metrics?model={noel}")[1]
 
 
-@pytest.mark.parametrize("path", [*ROUTES, "/tokenize", "/detokenize", "/apply-template"])
+@pytest.mark.parametrize("path", [*ROUTES, "/tokenize", "/detokenize", "/apply-template", "/documents"])
 def test_every_route_takes_a_name_with_its_suffix(server: Server, path: str) -> None:
     body = {**ROUTES, **MUTE_ROUTES}[path]
     for name in ("demo", "demo:pcd", "demo:pcd-cautious"):
@@ -112,26 +107,29 @@ def test_every_route_takes_a_name_with_its_suffix(server: Server, path: str) -> 
     if path in MUTE_ROUTES:
         status, answer = ask(server, path, {**body, "model": "demo", "pcd": "unsure"})
         assert status == 400 and "Field 'pcd'" in answer["error"]["message"]
+    documents = {"documents": [{"name": "a", "text": "The key is red.\n\nThe lamp is blue.\n\nNobody knows."}]}
+    if path == "/v1/chat/completions":
+        status, answer = ask(server, path, {**body, **documents, "model": "demo"})
+        assert status == 200 and answer["timings"]["passages"] != []
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
 def test_models_list_the_settings_of_what_is_loaded(ini: Path) -> None:
-    with ready(model_list.read([str(ini)])) as server:
-        with_settings = {
-            name: [name, f"{name}:pcd", *(f"{name}:pcd-{run}" for run in ("off", *RUNS))] for name in statuses(server)
-        }
-        assert server.names() == [*with_settings["demo"], "late", *with_settings["père noël"]]
+    with ready(model=[str(ini)]) as server:
+        demo, late, noel = (
+            [name, f"{name}:pcd", *(f"{name}:pcd-{run}" for run in ("off", *RUNS))] for name in statuses(server)
+        )
+        assert server.names() == [*demo, "late", *noel]
         assert statuses(server) == {"demo": "loaded", "late": "unloaded", "père noël": "loaded"}
         assert ask(server, "/props?model=late&autoload=false")[1]["error"]["message"] == "model is not loaded"
-        assert own(complete(server, "a", n_predict=1, model="late:pcd-cautious"))["beta"] == 1.5  # loaded for it
-        assert own(complete(server, "a", n_predict=1, model="late")) is False
-        everything = [*with_settings["demo"], *with_settings["late"], *with_settings["père noël"]]
-        assert server.names() == everything
+        assert meant(server, model="late:pcd-cautious")["beta"] == 1.5  # loaded for it
+        assert meant(server, model="late") is False
+        assert server.names() == [*demo, *late, *noel]
         assert ask(server, "/models/unload", {"model": "late:pcd"})[0] == 200
         assert within(lambda: statuses(server)["late"] == "unloaded")
-        assert server.names() == everything, "what was learnt of a model is still true"
+        assert server.names() == [*demo, *late, *noel], "what was learnt of a model is still true"
         entries = {entry["id"]: entry for entry in ask(server, "/v1/models")[1]["data"]}
         assert entries["late"]["pcd"]["default"] is False and entries["demo"]["pcd"]["default"] is True
 
@@ -158,23 +156,19 @@ def test_a_body_that_names_no_model_is_refused(server: Server) -> None:
             assert got == status and message in answer["error"]["message"]
 
 
-def endless(folder: Path) -> Path:
-    """The path of a model file, to be made one that loads for ever once a server has looked at it: see never_loads."""
-    return Path(shutil.copy(DEMO_MODEL, folder / "slow.gguf"))
-
-
-def never_loads(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
+def with_an_endless_one(folder: Path, *options: str) -> Server:
+    """A server of two models: the first never ends loading, for its file has become a pipe that nobody writes to."""
+    slow = Path(shutil.copy(DEMO_MODEL, folder / "slow.gguf"))
+    made = serving.server_of(*options, model=[str(slow), "demo"])
+    slow.unlink()
+    os.mkfifo(slow)
+    return made
 
 
 @linux
 def test_a_fault_of_the_router_is_a_500(tmp_path: Path) -> None:
     """Clients ask again after a 500, and never after a 400."""
-    slow = endless(tmp_path)
-    made = Server(model_list.read([str(slow), "demo"]), port=0, options=[*SMALL, "--models-max", "1"])
-    never_loads(slow)
-    with made.running() as server:
+    with with_an_endless_one(tmp_path, "--models-max", "1").running() as server:
         assert within(lambda: statuses(server) == {"demo": "unloaded", "slow": "loading"})
         status, answer = ask(server, "/models/load", {"model": "demo"})
         assert (status, answer["error"]["type"]) == (500, "server_error")
@@ -199,28 +193,23 @@ def test_each_process_is_started_like_a_server_of_one_model(server: Server) -> N
 
 
 def test_a_key_is_asked_for_by_every_process(ini: Path) -> None:
-    with ready(model_list.read([str(ini)]), api_key="secret") as server:
+    with ready(model=[str(ini)], api_key="secret") as server:
         key = {"Authorization": "Bearer secret"}
         assert ask(server, "/v1/models")[0] == 401
-        entries = ask(server, "/v1/models", **key)[1]["data"]
-        words = entries[0]["status"]["args"]
+        words = ask(server, "/v1/models", **key)[1]["data"][0]["status"]["args"]
         body = {"prompt": "a", "n_predict": 1, "model": "demo"}
         assert ask(server, "/completion", body, **key)[0] == 200 and ask(server, "/completion", body)[0] == 401
-        address = ("127.0.0.1", int(words[words.index("--port") + 1]))
-        connection = http.client.HTTPConnection(*address, timeout=SECONDS)
-        connection.request("POST", "/completion", json.dumps(body))
-        assert connection.getresponse().status == 401, "the model's own port"
-        connection.close()
+        own = SimpleNamespace(port=int(words[words.index("--port") + 1]))
+        assert ask(own, "/completion", body)[0] == 401, "the model's own port"
 
 
 def test_one_at_a_time_where_no_more_may_be_loaded(ini: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    models = model_list.read([str(ini)])
-    monkeypatch.setattr(machine, "room_for_weights", lambda: max(model.size for model in models))
-    made = Server(models, port=0, options=SMALL)
-    assert sum("--models-max" in remark for remark in made.remarks) == 1
-    assert Server(models, port=0, options=["--models-max", "2"]).command.count("--models-max") == 1, "a user's counts"
-    with made.running() as server:
-        assert server.wait_until_ready()
+    largest = max(model.size for model in model_list.read([str(ini)]))
+    monkeypatch.setattr(machine, "room_for_weights", lambda: largest)
+    given = serving.server_of("--models-max", "2", model=[str(ini)])
+    assert given.command.count("--models-max") == 1, "a user's counts"
+    with ready(model=[str(ini)]) as server:
+        assert sum("--models-max" in remark for remark in server.remarks) == 1
         assert statuses(server) == {"demo": "loaded", "late": "unloaded", "père noël": "unloaded"}
         names = ["late", "demo", "père noël", "late"]
 
@@ -247,10 +236,8 @@ def child_of(server: Server, name: str) -> int:
 
 @linux
 def test_a_model_whose_process_dies_is_reported_and_loaded_again(server: Server) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
-    body = {**ENDLESS, "model": "demo", "stream": True}
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        connection.request("POST", "/completion", json.dumps(body))
+        connection = begun(server, "/completion", {**ENDLESS, "model": "demo", "stream": True})
         stream = connection.getresponse()
         assert stream.status == 200 and stream.readline().startswith(b"data: ")
         waiting = pool.submit(ask, server, "/completion", {**ENDLESS, "model": "demo"})
@@ -270,40 +257,32 @@ def test_a_model_whose_process_dies_is_reported_and_loaded_again(server: Server)
 
 @linux
 @pytest.mark.parametrize(
-    ("who", "number"),
-    [("command", signal.SIGINT), ("command", signal.SIGKILL), ("router", signal.SIGKILL)],
+    ("who", "number"), [("command", signal.SIGINT), ("command", signal.SIGKILL), ("router", signal.SIGKILL)]
 )
-def test_no_process_outlives_the_others(ini: Path, who: str, number: signal.Signals) -> None:
+def test_no_process_outlives_the_others(
+    ini: Path, who: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While a client reads an answer without an end, too."""
-    folder = {"TMPDIR": str(ini.parent)}  # a command that is killed cannot tidy up
-    env = {**os.environ, **folder, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    command = [sys.executable, "-m", "pypcd", "serve", str(ini), "--port", "0", "--", *SMALL]
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            assert process.stdout
-            lines = [process.stdout.readline() for _ in range(7)]
-            port = int(lines[4].strip().strip("/").rpartition(":")[2])
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
-            connection.request("POST", "/completion", json.dumps({**ENDLESS, "model": "demo", "stream": True}))
-            assert connection.getresponse().readline().startswith(b"data: ")
-            (router,) = children(process.pid)
-            servers = children(router)
-            assert len(servers) == 2
-            os.kill(router if who == "router" else process.pid, number)
-            assert within(lambda: not any(map(lives, [router, *servers])))
-            assert process.wait(SECONDS) == (-9 if number == signal.SIGKILL else 0) or who == "router"
-            connection.close()
-        finally:
-            process.kill()  # whatever fails, else its end is waited for
+    monkeypatch.setenv("TMPDIR", str(ini.parent))  # a command that is killed cannot tidy up
+    with serving.serving(str(ini)) as process:
+        assert process.stdout
+        lines = [process.stdout.readline() for _ in range(7)]
+        own = SimpleNamespace(port=int(lines[4].strip().strip("/").rpartition(":")[2]))
+        connection = begun(own, "/completion", {**ENDLESS, "model": "demo", "stream": True})
+        assert connection.getresponse().readline().startswith(b"data: ")
+        (router,) = children(process.pid)
+        servers = children(router)
+        assert len(servers) == 2
+        os.kill(router if who == "router" else process.pid, number)
+        assert within(lambda: not any(map(lives, [router, *servers])))
+        assert process.wait(SECONDS) == (-9 if number == signal.SIGKILL else 0) or who == "router"
+        connection.close()
 
 
 @linux
 def test_a_process_that_still_loads_ends_with_its_router(tmp_path: Path) -> None:
     """It does not read its input yet, by which it hears of the router's end later: here it never would, as the file does not end."""
-    slow = endless(tmp_path)
-    made = Server(model_list.read(["demo", str(slow)]), port=0, options=SMALL)
-    never_loads(slow)
-    with made.running() as server:
+    with with_an_endless_one(tmp_path).running() as server:
         assert server._process
         router = server._process.pid
         assert within(lambda: statuses(server) == {"demo": "loaded", "slow": "loading"})
@@ -323,7 +302,7 @@ def test_a_broken_model_says_what_to_do_and_leaves_the_others(
     data = tiny("llama").read_bytes()
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(data[: len(data) // 2] if name == "cut" else data[:4] + bytes(range(256)) * 20)
-    with Server(model_list.read(["demo", str(broken)]), port=0, options=SMALL).running() as server:
+    with serving.server_of(model=["demo", str(broken)]).running() as server:
         with pytest.raises(pypcd.ModelError, match=rf"cannot serve .*broken\.gguf: the file {message}"):
             server.wait_until_ready()
         status, answer = ask(server, "/completion", {"prompt": "a", "model": "broken"})
@@ -333,11 +312,10 @@ def test_a_broken_model_says_what_to_do_and_leaves_the_others(
 
 def test_a_model_that_cannot_run_its_setting_does_not_load_and_one_without_is_served_plainly(tiny: Tiny) -> None:
     mamba = str(tiny("mamba"))
-    made = Server(model_list.read(["demo", f"{mamba}=cautious"]), port=0, options=SMALL)
+    made = serving.server_of(model=["demo", f"{mamba}=cautious"])
     with made.running() as server, pytest.raises(pypcd.ModelError, match="PCD cannot run here: "):
         server.wait_until_ready()
-    options = {"pcd": "cautious", "pcd_required": False, "port": 0, "options": SMALL}
-    with ready(model_list.read(["demo", mamba]), **options) as server:
+    with ready(model=["demo", mamba], pcd="cautious", pcd_required=False) as server:
         (name,) = server.refusals()
         assert name == Path(mamba).stem and server.refusals()[name].startswith("PCD cannot run here: ")
         assert name in server.names() and f"{name}:pcd" not in server.names()
@@ -377,18 +355,9 @@ def test_of_a_folder_what_cannot_be_served_is_left_out_with_a_note(tmp_path: Pat
     left_out: list[str] = []
     assert [model.path for model in model_list.read([str(tmp_path)], left_out)] == [str(whole)]
     assert len(left_out) == 8 and all(tmp_path.name in said and "\n" not in said for said in left_out)
-    for word in (
-        "empty.gguf is empty",
-        "text.gguf is not a GGUF file",
-        "'a,b'",
-        "c;d",
-        "'e:f'",
-        "folder.gguf is no file",
-    ):
+    words = ["empty.gguf is empty", "text.gguf is not a GGUF file", "'a,b'", "c;d", "'e:f'"]
+    for word in [*words, "folder.gguf is no file", "pipe.gguf is no file", "link to nothing"]:
         assert sum(word in said for said in left_out) == 1, word
-    assert any("link to nothing" in said for said in left_out) and any(
-        "pipe.gguf is no file" in said for said in left_out
-    )
     whole.unlink()
     with pytest.raises(pypcd.ModelError, match=r"without a \.gguf file; .* left out: "):
         model_list.read([str(tmp_path)])
@@ -402,10 +371,8 @@ def test_a_model_that_is_named_comes_before_one_of_a_folder(tmp_path: Path, tiny
         shutil.copy(tiny("llama"), tmp_path / f"{name}.gguf")
     folders, named, left_out = [str(tmp_path / name) for name in "ab"], f"{tmp_path}/b/same.gguf=unsure", list[str]()
     models = model_list.read([*folders, named], left_out)
-    assert [(model.name, model.pcd, model.at_start) for model in models] == [
-        ("other", None, False),
-        ("same", "unsure", True),
-    ]
+    found = [(model.name, model.pcd, model.at_start) for model in models]
+    assert found == [("other", None, False), ("same", "unsure", True)]
     assert left_out == [f"{tmp_path}/a/same.gguf is left out: {tmp_path}/b/same.gguf is called 'same' too"]
 
 
@@ -444,12 +411,12 @@ def test_a_wrong_file_of_models_is_one_sentence(tmp_path: Path, text: str, word:
 def test_names_that_cannot_be_asked_for_are_refused(tmp_path: Path, tiny: Tiny) -> None:
     odd = shutil.copy(tiny("llama"), tmp_path / "a;b.gguf")
     with pytest.raises(pypcd.ModelError, match="# and ; begin a remark"):
-        Server(model_list.read(["demo", str(odd)]), port=0)
+        serving.server_of(model=["demo", str(odd)])
 
 
 def test_a_wrong_option_of_one_model_is_said(tmp_path: Path) -> None:
     path = tmp_path / "models.ini"
     path.write_text("[a]\nmodel = demo\nload-on-startup = on\nctx-size = x\n")
-    made = Server(model_list.read([str(path)]), port=0, options=SMALL[4:])
+    made = serving.server_of(model=[str(path)], options=SMALL[4:])
     with made.running() as server, pytest.raises(OptionError, match="ctx-size"):
         server.wait_until_ready()

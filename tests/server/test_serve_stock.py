@@ -6,7 +6,6 @@ Both compute with the same ggml, so nothing is rounded differently and nothing i
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -19,24 +18,17 @@ import llama_cpp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving import MESSAGES, PROMPTS, ask
+from serving import MESSAGES, PROMPTS, ask, events
 from test_serve_load import body
 
-import pypcd
 from pypcd import engine
-from pypcd.server import Server, executable
+from pypcd.server import Server
 
 STOCK = os.environ.get("PYPCD_STOCK_SERVER", "")
 if not STOCK:
     pytest.skip(
         "PYPCD_STOCK_SERVER does not name the executable that scripts/recipes/stock_server makes",
         allow_module_level=True,
-    )
-try:
-    executable()
-except pypcd.LibraryError:
-    pytest.skip(
-        "llama-server was not built (PYPCD_SERVER=OFF); pip install . without that builds it", allow_module_level=True
     )
 
 AMX = engine.configure_amx()
@@ -73,15 +65,8 @@ def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
 
 
 OURS = {"pcd"}  # what only our server says
-TIMES = {
-    "timings",
-    "created",
-    "created_at",
-    "completed_at",
-    "id",
-    "id_slot",
-    "media_marker",
-}  # and names made at random
+# and names made at random
+TIMES = {"timings", "created", "created_at", "completed_at", "id", "id_slot", "media_marker"}
 
 
 def bare(value: Any) -> Any:
@@ -181,7 +166,7 @@ def test_streams_are_the_same_parts(servers: Servers) -> None:
     def parts(server: Server, **fields: Any) -> list[Any]:
         status, text = ask(server, "/completion", {**body, **fields})
         assert status == 200
-        return [bare(json.loads(line[6:])) for line in text.splitlines() if line.startswith("data: ")]
+        return [bare(part) for part in events(text)]
 
     stock, ours = servers
     assert parts(ours, pcd=False) == parts(stock)

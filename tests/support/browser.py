@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from serving import SMALL, Quiet, ask, complete, listening, ready
+from serving import BASE, Quiet, ask, listening, ready
 
 from pypcd.evaluation.tasks.kv import KV_SHORT
 from pypcd.server import Server
@@ -50,13 +50,11 @@ expect.set_options(timeout=SECONDS * 1000)
 Open = Callable[..., "Chat"]
 
 
-def serve(*options: str, model: Any = "demo", **settings: Any) -> contextlib.AbstractContextManager[Server]:
+def serve(*options: str, **given: Any) -> contextlib.AbstractContextManager[Server]:
     """A block in which a server runs that has the page."""
     page = os.environ.get("PYPCD_PAGE")
-    settings = {"pcd": "paper:evaluation=fused", "parallel": 4, **settings}
-    more = [*(["--path", os.path.abspath(page)] if page else []), *options]
-
-    return ready(model, options=[*SMALL, *more], **settings)
+    path = ["--path", os.path.abspath(page)] if page else []
+    return ready(*path, *options, **{"pcd": BASE, "parallel": 4, **given})
 
 
 @pytest.fixture(scope="module")
@@ -231,18 +229,21 @@ class Chat:
         other.go()
         return other
 
-    def set(self, *, stays: bool = False, **values: Any) -> None:
-        """Fill in fields of the settings: top_p=0.5 is "Top p".
-
-        Args:
-            stays: leave the dialog open.
-        """
+    def settings(self) -> Locator:
         self.button("Settings").click()
         dialog = self.named("dialog", "Settings")
+        expect(dialog).to_be_visible()
+        return dialog
+
+    def done(self, dialog: Locator) -> None:
+        self.button("Done", dialog).click()
+        expect(dialog).to_be_hidden()
+
+    def set(self, **values: Any) -> None:
+        """Fill in fields of the settings: top_p=0.5 is "Top p"."""
+        dialog = self.settings()
         self._fill(dialog, values)
-        if not stays:
-            self.button("Done", dialog).click()
-            expect(dialog).to_be_hidden()
+        self.done(dialog)
 
     def _fill(self, dialog: Locator, values: dict[str, Any]) -> None:
         for name, value in values.items():
@@ -254,12 +255,12 @@ class Chat:
                 field.fill(str(value))
                 field.blur()
 
-    def pcd(self, label: str | re.Pattern[str]) -> None:
-        """Choose the PCD of the next answer."""
+    def pcd(self, label: str, **values: Any) -> None:
+        """Choose the PCD of the next answer: of these values, if it is "^custom"."""
         dialog = self.pcd_dialog()
         dialog.get_by_role("radio", name=re.compile(label)).check()
-        self.button("Done", dialog).click()
-        expect(dialog).to_be_hidden()
+        self._fill(dialog, values)
+        self.done(dialog)
 
     def choices(self, dialog: Locator) -> list[list[str]]:
         """The labels of the PCD that may be chosen: each name, and what is said of it."""
@@ -271,14 +272,6 @@ class Chat:
         dialog = self.named("dialog", "PCD")
         expect(dialog).to_be_visible()
         return dialog
-
-    def customise(self, **values: Any) -> None:
-        """Choose a PCD of these values."""
-        dialog = self.pcd_dialog()
-        dialog.get_by_role("radio", name=re.compile("^custom")).check()
-        self._fill(dialog, values)
-        self.button("Done", dialog).click()
-        expect(dialog).to_be_hidden()
 
     def menu(self) -> Locator:
         """The list of conversations: beside the talk, or in a drawer that is opened."""
@@ -292,6 +285,17 @@ class Chat:
     def send(self, text: str) -> None:
         self.message.fill(text)
         self.message.press("Enter")
+
+    def compare(self, text: str) -> Locator:
+        """Have the answers without and with PCD written beside one another."""
+        self.message.fill(text)
+        self.button("Compare").click()
+        return self.named("group", "Comparison")
+
+    def edit(self, question: Locator) -> Locator:
+        """The field in which a question is edited."""
+        self.button("Edit", question).click()
+        return self.named("textbox", "Edit message")
 
     def ask(self, text: str) -> Locator:
         """Send, and wait for the whole answer."""
@@ -466,12 +470,11 @@ class Script:
                 self._parts.put(chunk(part))
             return self
 
-        def end(self, **fields: Any) -> None:
-            """The last event, and the end."""
-            timings = {"prompt_n": 3, "cache_n": 0, "prompt_ms": 1.0, "prompt_per_second": 3000.0, "predicted_n": 2}
-            timings.update(predicted_ms=1.0, predicted_per_second=2000.0)
-            self.say({"content": "", "tokens": [], "stop": True, "stop_type": "eos", "timings": timings, **fields})
-            self.just_end()
+        def end(self, **timings: Any) -> Script.Stream:
+            """The last event, with TIMINGS and these, and the end."""
+            last = {"content": "", "tokens": [], "stop": True, "stop_type": "eos", "timings": {**TIMINGS, **timings}}
+            self.say(last).just_end()
+            return self
 
         def just_end(self) -> None:
             self._end(chunk(b""))
@@ -529,6 +532,10 @@ class Script:
         return self.streams[self._n_taken - 1]
 
 
+TIMINGS = {"prompt_n": 3, "cache_n": 0, "prompt_ms": 1.0, "prompt_per_second": 3000.0, "predicted_n": 2}
+TIMINGS |= {"predicted_ms": 1.0, "predicted_per_second": 2000.0}
+
+
 def chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
@@ -540,11 +547,6 @@ def prompt_of(server: Server, *texts: str, system: str = "") -> str:
     status, answer = ask(server, "/apply-template", {"messages": messages})
     assert status == 200, answer
     return answer["prompt"]
-
-
-def means(server: Server, pcd: Any) -> Any:
-    """What the server makes of a request's field."""
-    return complete(server, "a", n_predict=1, pcd=pcd)["generation_settings"]["pcd"]
 
 
 def as_chat(part: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Knows nothing of what a single test looks for. Where llama-server was not built,
 from __future__ import annotations
 
 import contextlib
-import http.client
 import http.server
 import json
 import os
@@ -15,8 +14,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ from conftest import F32, contrasted, native_row, rounding_of
 
 import pypcd
 from pypcd import PCDConfig
-from pypcd.server import Server, executable
+from pypcd.server import Server, executable, model_list
 
 try:
     executable()
@@ -65,28 +67,35 @@ MUTE_ROUTES: dict[str, dict[str, Any]] = {  # those that decode nothing
     "/v1/rerank": {"query": "a", "documents": ["b"]},
     "/v1/chat/completions/input_tokens": {"messages": MESSAGES},
     "/v1/messages/count_tokens": {"messages": MESSAGES},
+    "/documents": {"name": "a", "text": "b"},
     "/props": {},
 }
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[pypcd.Llama]:
-    made = pypcd.Llama("demo", pcd=BASE, n_ctx=4096, n_threads=1, n_threads_batch=1, n_gpu_layers=0, **F32)
-    yield made
-    made.close()
+    given: dict[str, Any] = {"n_ctx": 4096, "n_threads": 1, "n_threads_batch": 1, "n_gpu_layers": 0, **F32}
+    with pypcd.Llama("demo", pcd=BASE, **given) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with ready(pcd=BASE, parallel=8) as made:
-        yield made
+    with ready(pcd=BASE, parallel=8) as running:
+        yield running
 
 
-def ask(server: Any, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-    """The status and the answer of what has this port, read as JSON if it is."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+def begun(server: Any, path: str, body: Any = None, at: str = "127.0.0.1", **headers: str) -> HTTPConnection:
+    """A connection to what has this port, with a request whose answer is not read yet."""
+    connection = HTTPConnection(at, server.port, timeout=120)
     data = body if isinstance(body, (bytes, type(None))) else json.dumps(body)
     connection.request("GET" if body is None else "POST", path, data, {"Content-Type": "application/json", **headers})
+    return connection
+
+
+def ask(server: Any, path: str, body: Any = None, at: str = "127.0.0.1", **headers: str) -> tuple[int, Any]:
+    """The status and the answer, read as JSON if it is."""
+    connection = begun(server, path, body, at, **headers)
     response = connection.getresponse()
     text = response.read().decode()
     connection.close()
@@ -96,10 +105,16 @@ def ask(server: Any, path: str, body: Any = None, **headers: str) -> tuple[int, 
         return response.status, text
 
 
+def server_of(*options: str, model: Any = "demo", **given: Any) -> Server:
+    """A server on a free port, which does not run yet: of a model, or of several words as `pypcd serve` takes them."""
+    models = model_list.read(model) if isinstance(model, list) else model
+    return Server(models, **{"port": 0, "options": [*SMALL, *options], **given})
+
+
 @contextlib.contextmanager
-def ready(model: Any = "demo", **given: Any) -> Iterator[Server]:
-    """A block in which a server answers requests, on a free port."""
-    with Server(model, **{"port": 0, "options": SMALL, **given}).running() as server:
+def ready(*options: str, **given: Any) -> Iterator[Server]:
+    """A block in which server_of() answers requests."""
+    with server_of(*options, **given).running() as server:
         assert server.wait_until_ready()
         yield server
 
@@ -129,16 +144,23 @@ def greeting(process: subprocess.Popen[str]) -> dict[str, str]:
     return {"head": lines[0], **{line.split()[0]: line.split(None, 1)[1].strip() for line in lines[1:]}}
 
 
+def at(url: str) -> Any:
+    """What ask() takes for a server of this address."""
+    return SimpleNamespace(port=urlsplit(url).port)
+
+
 @contextlib.contextmanager
-def with_workers(code: str, folder: Path, model: Any = "demo", **given: Any) -> Iterator[Server]:
-    """ready(), with processes that read documents as a program says, which stands in a file of the folder."""
+def with_workers(code: str, folder: Path, *options: str, **given: Any) -> Iterator[Server]:
+    """ready(), with processes that read documents after they have run this code, which stands in a file of the folder."""
+    if os.name == "nt":
+        pytest.skip("they are started by a shell script")
     program, python = folder / "worker.py", folder / "python"
-    program.write_text(code, encoding="utf-8")
+    program.write_text(f"from pypcd.server import worker\n\n{code}\n\nworker.main()\n", encoding="utf-8")
     python.write_text(
         f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(program))} "$3"\n', encoding="utf-8"
     )
     python.chmod(0o755)
-    server = Server(model, **{"port": 0, "options": SMALL, **given})
+    server = server_of(*options, **{"parallel": 1, **given})
     server.environment["PYPCD_PYTHON"] = str(python)
     with server.running():
         assert server.wait_until_ready()
@@ -152,10 +174,19 @@ def complete(server: Server, prompt: str, **fields: Any) -> dict[str, Any]:
     return answer
 
 
+def meant(server: Server, **fields: Any) -> Any:
+    """What the server makes of a request's setting."""
+    return complete(server, "a", **{"n_predict": 1, **fields})["generation_settings"]["pcd"]
+
+
+def events(text: str) -> list[Any]:
+    """The parts of a stream."""
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
 def last_timings(text: str) -> dict[str, Any]:
     """Those of the end of a stream."""
-    parts = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    return dict(next(part["timings"] for part in reversed(parts) if "timings" in part))
+    return dict(next(part["timings"] for part in reversed(events(text)) if "timings" in part))
 
 
 def refused(server: Server, **fields: Any) -> str:
