@@ -126,6 +126,7 @@ def fails(*args: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         ("demo -- -np 2", "-np stands behind --"),
         ("demo -- --alias zeta", "with names of their own (models.ini)"),
         ("a,b.gguf", "'a,b'"),
+        ("demo a;b.gguf", "# and ; begin a remark"),
         ("demo --port 0 --parallel 4 -- --batch-size 2", "--batch-size is 2; allowed: at least 4, with --parallel 4"),
         ("demo other.gguf --port 0 --parallel 1 -- -b 1", "--batch-size is 1; allowed: at least 2"),
         ("demo --port 0 -- -c 3", "--ctx-size is 3; allowed: at least 4"),
@@ -137,8 +138,8 @@ def test_a_mistake_is_one_sentence(
     line: str, word: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shutil.copy(DEMO_MODEL, "a,b.gguf")
-    shutil.copy(DEMO_MODEL, "other.gguf")
+    for name in ("a,b", "a;b", "other"):
+        shutil.copy(DEMO_MODEL, f"{name}.gguf")
     Path("empty").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as other:
         status, said = fails(*line.format(taken=other.getsockname()[1]).split(), capsys=capsys)

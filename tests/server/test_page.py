@@ -117,7 +117,7 @@ def test_a_model_that_is_being_loaded_is_waited_for(open_page: Open) -> None:
     assert not left
 
 
-# -- what is asked for ------------------------------------------------------------------------------------------------
+# -- what is asked for, and what the server tells ---------------------------------------------------------------------
 
 
 def asked(chat: Chat, text: str = "Say") -> dict[str, Any]:
@@ -146,8 +146,7 @@ def test_settings_reach_the_server_and_a_number_out_of_range_stays_to_be_mended(
     assert body["n_probs"] > 0
 
 
-def test_what_is_not_set_is_the_servers(open_page: Open, script: Script) -> None:
-    chat = open_page(script=script)
+def test_what_is_not_set_is_the_servers(chat: Chat, script: Script) -> None:
     dialog = chat.settings()
     own = ask(chat.server, "/props")[1]["default_generation_settings"]["params"]
     for name in SAMPLING:
@@ -237,9 +236,6 @@ def test_where_the_server_is_off_it_offers_that_once_and_begins_with_the_recomme
         assert compared == [False, recommended]
 
 
-# -- what PCD did -----------------------------------------------------------------------------------------------------
-
-
 def test_passages_open_and_what_the_server_tells_is_told(chat: Chat, script: Script) -> None:
     texts = ["The key is under the <b>mat</b>.", "It was moved on Friday."]
     found = [{"text": text, "document": "a.txt", "place": f"line {i}"} for i, text in enumerate(texts, 7)]
@@ -315,7 +311,7 @@ def test_versions(chat: Chat, script: Script) -> None:
     assert "first" in asked(chat, "More")["prompt"]  # the talk goes on from the version that is seen
 
 
-# -- errors -----------------------------------------------------------------------------------------------------------
+# -- errors and the key -----------------------------------------------------------------------------------------------
 
 
 ERROR = json.dumps({"error": {"code": 500, "message": "The cat sat on the keys.", "type": "server_error"}}).encode()
@@ -376,9 +372,6 @@ def test_a_server_that_is_gone_is_told(open_page: Open) -> None:
     expect(chat.alert).to_contain_text("does not answer")
     expect(chat.message).to_have_value("Is there anybody?")
     chat.watch.allow("Failed to load resource: net::ERR_CONNECTION_REFUSED")
-
-
-# -- the key ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_key_is_asked_for_and_kept_out_of_what_is_saved(open_page: Open, tmp_path: Any) -> None:

@@ -30,17 +30,12 @@ def paste(chat: Chat, text: str) -> None:
 # -- long texts -------------------------------------------------------------------------------------------------------
 
 
-def long_question(server: Server, n_tokens: int) -> tuple[str, str]:
-    """A question whose prompt has about as many tokens."""
-    n = 10
-    while len(ask(server, "/tokenize", {"content": question(n + 1)[0], "add_special": True})[1]["tokens"]) <= n_tokens:
-        n += 1
-    return question(n)
+N_LONG = 164  # the pairs of a question of nearly 2,000 tokens
 
 
 def test_a_short_paste_stays_text_and_a_long_one_becomes_a_file_of_2000_tokens(chat: Chat, served: Server) -> None:
-    text, _ = long_question(served, 2000)
-    assert complete(served, text, n_predict=1)["tokens_evaluated"] > 1900
+    text, _ = question(N_LONG)
+    assert 1900 < complete(served, text, n_predict=1)["tokens_evaluated"] <= 2000
     paste(chat, "short")
     expect(chat.message).to_have_value("short")
     paste(chat, text)
@@ -89,7 +84,7 @@ def test_progress_of_reading(chat: Chat, script: Script) -> None:
 
 
 def test_the_server_reports_reading_as_the_script_does(served: Server) -> None:
-    body = {"prompt": long_question(served, 1950)[0], "n_predict": 1, "stream": True, "return_progress": True}
+    body = {"prompt": question(N_LONG)[0], "n_predict": 1, "stream": True, "return_progress": True}
     status, text = ask(served, "/completion", {**body, "cache_prompt": False})
     assert status == 200
     reports = [part["prompt_progress"] for part in events(text) if "prompt_progress" in part]
@@ -191,26 +186,6 @@ def test_a_message_waits_for_its_files(chat: Chat, script: Script) -> None:
     assert [part["file"]["filename"] for part in parts if part["type"] == "file"] == ["good.pdf", "slow.pdf"]
 
 
-def test_the_page_goes_on_from_the_prompt_that_the_server_made(chat: Chat, served: Server) -> None:
-    """Passages too: what it asks of /completion is what the server has in its slot, so that it reads next to nothing anew."""
-    chat.attach(("report.txt", "text/plain", "\n\n".join(clauses(12))))
-    said = chat.ask("How many arches has river 4?")
-    expect(said).to_contain_text(re.compile(r"passages?.*report.txt, lines? \d", re.DOTALL))
-    bodies: list[str] = []
-
-    def pass_on(route: Any) -> None:
-        response = route.fetch()
-        bodies.append(response.text())
-        route.fulfill(response=response)
-
-    chat.page.context.route("**/completion", pass_on)
-    chat.button("Continue").click()
-    chat.until(lambda: bodies)
-    chat.finished()
-    timings = last_timings(bodies[0])
-    assert timings["cache_n"] > 300 and timings["prompt_n"] <= 8
-
-
 def clauses(n: int) -> list[str]:
     return [f"Clause {i} \U0001f309 <b>: the bridge over river {i} has {i * 7} arches." for i in range(n)]
 
@@ -291,7 +266,8 @@ def test_after_an_import_a_passage_opens_its_text_and_one_without_is_told(
     expect(other.named("dialog", "Document").locator("mark")).to_have_text("two")
 
 
-def test_the_servers_passages_stand_where_it_says(chat: Chat) -> None:
+def test_the_servers_passages_stand_where_it_says_and_the_page_goes_on_from_its_prompt(chat: Chat) -> None:
+    """What it asks of /completion is what the server has in its slot, so that next to nothing is read anew."""
     chat.drop(("report.txt", "text/plain", "\r\n\r\n".join(clauses(12))))
     answer = chat.ask("How many arches has river 4?")
     shown = passages_in(answer).all_inner_texts()
@@ -302,6 +278,20 @@ def test_the_servers_passages_stand_where_it_says(chat: Chat) -> None:
         marked = "".join(dialog.locator("mark").all_text_contents())
         assert marked.split() == passage.split()
         chat.button("Close", dialog).click()
+    expect(answer).to_contain_text(re.compile(r"passages?.*report.txt, lines? \d", re.DOTALL))
+    bodies: list[str] = []
+
+    def pass_on(route: Any) -> None:
+        response = route.fetch()
+        bodies.append(response.text())
+        route.fulfill(response=response)
+
+    chat.page.context.route("**/completion", pass_on)
+    chat.button("Continue").click()
+    chat.until(lambda: bodies)
+    chat.finished()
+    timings = last_timings(bodies[0])
+    assert timings["cache_n"] > 300 and timings["prompt_n"] <= 8
 
 
 def test_parts_of_a_long_file_are_read_and_that_is_said(chat: Chat, served: Server) -> None:
@@ -494,10 +484,9 @@ def test_an_import_is_taken_whole_or_not_at_all_and_does_no_harm(chat: Chat, scr
 # -- two pages --------------------------------------------------------------------------------------------------------
 
 
-def test_two_pages_of_one_talk_lose_nothing(open_page: Open, script: Script, tmp_path: Path) -> None:
-    one = open_page(script=script)
-    one.talk(("About cats", "meow"))
-    two = one.again()
+def test_two_pages_of_one_talk_lose_nothing(chat: Chat, script: Script, tmp_path: Path) -> None:
+    chat.talk(("About cats", "meow"))
+    one, two = chat, chat.again()
     expect(two.answers).to_have_count(1)
     one.send("From one")  # both at once
     first = script.next(one).say("first")

@@ -28,13 +28,6 @@ def served(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         yield server
 
 
-def blinded(chat: Chat) -> None:
-    """As if another model were behind the address, which does not see."""
-    told = {**ask(chat.server, "/props")[1], "modalities": {"vision": False, "audio": False}}
-    chat.page.context.route("**/props?*", lambda route: route.fulfill(json=told))
-    chat.go()
-
-
 def is_drawn(picture: Any) -> bool:
     return bool(picture.evaluate("async one => { await one.decode(); return one.naturalWidth > 0 }"))
 
@@ -113,7 +106,10 @@ def test_a_large_picture_is_made_smaller_and_a_photograph_a_jpeg(chat: Chat, scr
 def test_a_model_that_does_not_see_says_so(chat: Chat, script: Script) -> None:
     chat.attach(("cat.png", "image/png", png(0)))
     chat.told("A cat.", text="What is this?")
-    blinded(chat)
+    # as if another model were behind the address, which does not see
+    told = {**ask(chat.server, "/props")[1], "modalities": {"vision": False, "audio": False}}
+    chat.page.context.route("**/props?*", lambda route: route.fulfill(json=told))
+    chat.go()
     asked = chat.sent("/apply-template")
     expect(chat.questions).to_contain_text(REFUSAL)  # a picture of a talk with a model that saw is left out
     chat.told("No.", text="Sure?")

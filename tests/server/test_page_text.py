@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 pytest_plugins = ["browser"]  # fixtures
 
-# -- the watch --------------------------------------------------------------------------------------------------------
+# -- the watch, and the browser's own guard ---------------------------------------------------------------------------
 
 GUARD = "<meta http-equiv='Content-Security-Policy' content=\"script-src 'none'; img-src 'none'\">"
 FAULTS = {
@@ -42,9 +42,6 @@ def test_the_watch_sees(open_page: Open) -> None:
         with pytest.raises(AssertionError):
             chat.watch.check()
         chat.watch.faults.clear()
-
-
-# -- the browser's own guard ------------------------------------------------------------------------------------------
 
 
 TRIES = [
@@ -203,7 +200,7 @@ def test_nesting_without_end_is_shown_and_the_page_stays_alive(chat: Chat, scrip
     assert "fine" in chat.copied(chat.retold("fine"))
 
 
-# -- Markdown ---------------------------------------------------------------------------------------------------------
+# -- Markdown: pieces, code, lists, tables ----------------------------------------------------------------------------
 
 TEXTS = [
     *["word", "a", "x", "é", "it's", "lt", "amp", "www", "ample", "org", "com", "https", "javascript:", "mailto:"],
@@ -249,16 +246,10 @@ def test_an_answer_that_came_in_pieces_is_the_whole_one_and_harmless(open_page: 
     assert page.evaluate("window.ran ?? null") is None
 
 
-# -- code -------------------------------------------------------------------------------------------------------------
-
 PYTHON = """@cache
 def answer(n: int = 42) -> str:
     return f"the number is {n:,}"  # of the key 3de5-aa57
 """
-
-
-def colours(chat: Chat, within: Any) -> set[str]:
-    return set(within.evaluate("one => [...one.querySelectorAll('span')].map(one => getComputedStyle(one).color)"))
 
 
 def test_code_has_colours_its_language_and_a_button_that_copies_it(chat: Chat, script: Script) -> None:
@@ -269,7 +260,8 @@ def test_code_has_colours_its_language_and_a_button_that_copies_it(chat: Chat, s
     answer = chat.told(f"So:\n\n```python\n{PYTHON}```\n\n```sh\n{shell}\n```\n\n```\nplain *text*\n```\n")
     code = answer.locator("pre")
     assert code.all_text_contents() == [PYTHON, shell + "\n", "plain *text*\n"]
-    assert len(colours(chat, code.first)) >= 4
+    colours = code.first.locator("span").evaluate_all("all => all.map(one => getComputedStyle(one).color)")
+    assert len(set(colours)) >= 4
     expect(code.first.locator(".hljs-keyword").first).to_have_text("def")
     expect(code.last.locator("span")).to_have_count(0)
     for name in ("Python", "Bash"):
@@ -300,9 +292,6 @@ def test_what_is_complete_has_its_colours_and_stays_while_the_rest_is_written(ch
     expect(chat.answers.get_by_role("listitem")).to_have_text(["four", "five"])
     stream.end()
     chat.finished()
-
-
-# -- lists, tables, lines and links -----------------------------------------------------------------------------------
 
 
 def test_lists_have_their_numbers_and_tasks_and_tables_their_columns(chat: Chat, script: Script) -> None:

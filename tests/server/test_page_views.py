@@ -137,7 +137,7 @@ def test_colours_follow_the_system_or_the_choice(open_page: Open) -> None:
     assert background(chat) < 80
 
 
-# -- by keyboard ------------------------------------------------------------------------------------------------------
+# -- by keyboard and with a screen reader -----------------------------------------------------------------------------
 
 FOCUSED = """() => {
   const one = document.activeElement;
@@ -243,9 +243,6 @@ def test_the_focus_is_never_lost_and_after_an_answer_in_the_message_box(chat: Ch
     chat.finished()
     expect(chat.button("Edit")).to_be_focused()
     pressed("Previous version", chat.answers)
-
-
-# -- with a screen reader ---------------------------------------------------------------------------------------------
 
 
 def test_a_screen_reader_hears_the_beginning_and_the_end_and_not_each_token(chat: Chat, script: Script) -> None:

@@ -34,9 +34,6 @@ def running(*options: str, **given: Any) -> contextlib.AbstractContextManager[Se
     return ready(*options, **{"pcd": BASE, "parallel": 2, **given})
 
 
-# -- memory -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_saved_slot_goes_on_and_so_does_the_prompt_cache(saves: Path, llm: pypcd.Llama) -> None:
     text = " ".join(PROMPTS)
     with running("--slot-save-path", f"{saves}/") as server:  # BASE has second keys
@@ -50,9 +47,6 @@ def test_a_saved_slot_goes_on_and_so_does_the_prompt_cache(saves: Path, llm: pyp
             is_greedy(llm, text, asked.get("pcd", {}), again["tokens"])
 
 
-# -- speculation ------------------------------------------------------------------------------------------------------
-
-
 def test_speculation_changes_no_answer(llm: pypcd.Llama) -> None:
     """By a second model: below."""
     sizes = "--spec-ngram-simple-size-n", "2", "--spec-ngram-simple-size-m", "3"
@@ -63,9 +57,6 @@ def test_speculation_changes_no_answer(llm: pypcd.Llama) -> None:
             is_greedy(llm, PROMPTS[0] * 3, setting, answer["tokens"], ends=False)
             drafted += answer["timings"].get("draft_n", 0)
         assert drafted > 0, "nothing was drafted"
-
-
-# -- together ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_request_with_pcd_leaves_a_running_one_alone(llm: pypcd.Llama) -> None:
@@ -141,10 +132,7 @@ def told(found: dict[str, Any]) -> tuple[list[int], list[int]]:
     return found["tokens"], [found["timings"][f"pcd_{name}"] for name in ("twins", "skipped", "contrasted")]
 
 
-Pair = tuple[list[int], list[int], float, bool]
-
-
-def pairs(llm: pypcd.Llama, server: Server, n: int, seed: int) -> Iterator[Pair]:
+def pairs(llm: pypcd.Llama, server: Server, n: int, seed: int) -> Iterator[tuple[list[int], list[int], float, bool]]:
     """A prompt, the same with the first tokens of its answer, a floor, and whether the answer to the second one is contrasted."""
     rng = random.Random(seed)
     text = llm.tokenize((" ".join(PROMPTS) * 3).encode(), add_bos=False)

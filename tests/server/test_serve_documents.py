@@ -114,23 +114,7 @@ def told(answer: asking.Answer) -> list[dict[str, Any]]:
     return [dict(vars(passage)) for passage in answer.passages]
 
 
-# -- passages ---------------------------------------------------------------------------------------------------------
-
-
-def test_passages_of_a_hybrid_model_are_those_of_python(tiny: Tiny) -> None:
-    """Its recurrent state cannot go back, so another question begins from a checkpoint near the documents' end."""
-    path = path_of(tiny, "lfm2")
-    lines: list[str] = []
-    given = {"model": path, "parallel": 1, "log": lines.append}
-    with opened(path) as talking, ready("--log-verbosity", "5", **given) as server:
-        for question in QUESTIONS:
-            wanted = in_python(talking, [Document.of("notes.txt", notes(1, 40))], question)
-            answer = chat(server, with_file(notes(1, 40), question))
-            assert answer["timings"]["passages"] == told(wanted) != []
-            assert said(answer) == whole(wanted.text)
-    log = "\n".join(lines)
-    assert "restored context checkpoint" in log, "the text is read once"
-    assert "forcing full prompt re-processing" not in log
+# -- prompts and passages ----------------------------------------------------------------------------------------------
 
 
 ODD = [notes(1), "k3 é\u200b 🙂\tk\x0b3.\n\n" + notes(2), notes(3).replace("\n\n", "\n"), notes(1)]

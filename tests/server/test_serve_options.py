@@ -28,10 +28,6 @@ from pypcd.server import Server, options
 pytest_plugins = ["serving"]  # fixtures
 
 HELLO = {"prompt": "a", "n_predict": 1}
-C_NAMES = ("llama_", "kv_unified")
-
-
-# -- backend sampling --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pcd", [BASE, False])
@@ -53,7 +49,7 @@ def test_backend_sampling_gives_way_to_requests_with_pcd(pcd: Any, llm: pypcd.Ll
 def test_a_refusal_names_options_and_no_function_of_c() -> None:
     with ready("--no-kv-unified", pcd="cautious", pcd_required=False, parallel=2) as apart:
         for said in (refused(apart, pcd="paper"), *apart.refusals().values()):
-            assert "--kv-unified" in said and not any(name in said for name in C_NAMES)
+            assert "--kv-unified" in said and "llama_" not in said and "kv_unified" not in said
         assert "--kv-unified" in refused(apart, model="demo:pcd")
         assert complete(apart, "a", model="demo:pcd", pcd=False, n_predict=1)["tokens"]  # before the name
 
@@ -192,7 +188,7 @@ def test_an_answer_that_does_not_match_its_format_is_a_fault_of_the_server(tools
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
 
 
-# -- what pypcd has to know of ----------------------------------------------------------------------------------------
+# -- what pypcd has to know of: names, variables, addresses -----------------------------------------------------------
 
 
 def test_the_names_of_options_are_those_of_llama_servers_help() -> None:
@@ -281,9 +277,6 @@ def test_where_ggml_gives_up_a_value_may_be_the_reason() -> None:
     told = r"a value of an option may have caused: src/.*_outputs_max\) failed"
     with server.running(), pytest.raises(pypcd.ModelError, match=told):
         server.wait_until_ready()
-
-
-# -- addresses ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

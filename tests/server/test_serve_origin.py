@@ -6,13 +6,12 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from serving import ask, ready
+from serving import ask, at, ready
 
 from pypcd.gguf import DEMO_MODEL
 from pypcd.server import Server
@@ -46,13 +45,13 @@ ANSWERED = [
 ]
 
 
-def at(server: Server, headers: dict[str, str]) -> dict[str, str]:
+def filled(server: Server, headers: dict[str, str]) -> dict[str, str]:
     return {name: value.format(port=server.port) for name, value in headers.items()}
 
 
 @pytest.mark.parametrize("headers", REFUSED, ids=lambda headers: " ".join(headers.values()))
 def test_another_sites_page_is_refused(server: Server, headers: dict[str, str]) -> None:
-    sent, (name, value) = at(server, headers), next(iter(headers.items()))
+    sent, (name, value) = filled(server, headers), next(iter(headers.items()))
     words = name, value.partition(":{port}")[0]
     for path in ("/props", "/slots", *(("/", "/v1/models") if name == "Host" else ())):
         refused(ask(server, path, **sent), *words)
@@ -63,8 +62,8 @@ def test_another_sites_page_is_refused(server: Server, headers: dict[str, str]) 
 
 @pytest.mark.parametrize("headers", ANSWERED, ids=lambda headers: " ".join(headers.values()))
 def test_this_machines_and_the_servers_own_pages_are_answered(server: Server, headers: dict[str, str]) -> None:
-    assert ask(server, "/v1/models", **at(server, headers))[0] == 200
-    assert ask(server, "/completion", BODY, **at(server, headers))[0] == 200
+    assert ask(server, "/v1/models", **filled(server, headers))[0] == 200
+    assert ask(server, "/completion", BODY, **filled(server, headers))[0] == 200
 
 
 @pytest.mark.parametrize(("path", "status"), [("/", 200), ("/v1/models", 200), ("/nothing", 404), ("/props", 403)])
@@ -108,5 +107,5 @@ def test_several_models_are_as_open_as_one(tmp_path: Path) -> None:
         refused(ask(server, "/completion", body, Origin="http://evil.example"), "Origin is", "evil.example")
         assert server._parts
         for part in server._parts:  # the models' processes, which a page may look for too
-            own = SimpleNamespace(port=int(part.strip("[] ")))
+            own = at(f"http://127.0.0.1:{part.strip('[] ')}")
             refused(ask(own, "/completion", body, Host="evil.example"), "Host is")

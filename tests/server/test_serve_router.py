@@ -11,7 +11,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,10 +106,10 @@ def test_every_route_takes_a_name_with_its_suffix(server: Server, path: str) -> 
     if path in MUTE_ROUTES:
         status, answer = ask(server, path, {**body, "model": "demo", "pcd": "unsure"})
         assert status == 400 and "Field 'pcd'" in answer["error"]["message"]
-    documents = {"documents": [{"name": "a", "text": "The key is red.\n\nThe lamp is blue.\n\nNobody knows."}]}
     if path == "/v1/chat/completions":
-        status, answer = ask(server, path, {**body, **documents, "model": "demo"})
-        assert status == 200 and answer["timings"]["passages"] != []
+        text = "The key is red.\n\nThe lamp is blue.\n\nNobody knows."
+        answer = ask(server, path, {**body, "model": "demo", "documents": [{"name": "a", "text": text}]})[1]
+        assert answer["timings"]["passages"] != []
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
@@ -199,7 +198,7 @@ def test_a_key_is_asked_for_by_every_process(ini: Path) -> None:
         words = ask(server, "/v1/models", **key)[1]["data"][0]["status"]["args"]
         body = {"prompt": "a", "n_predict": 1, "model": "demo"}
         assert ask(server, "/completion", body, **key)[0] == 200 and ask(server, "/completion", body)[0] == 401
-        own = SimpleNamespace(port=int(words[words.index("--port") + 1]))
+        own = serving.at(f"http://127.0.0.1:{words[words.index('--port') + 1]}")
         assert ask(own, "/completion", body)[0] == 401, "the model's own port"
 
 
@@ -229,11 +228,6 @@ def test_one_at_a_time_where_no_more_may_be_loaded(ini: Path, monkeypatch: pytes
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
-def child_of(server: Server, name: str) -> int:
-    assert server._process
-    return next(pid for pid, command in children(server._process.pid).items() if f"--alias {name} " in command)
-
-
 @linux
 def test_a_model_whose_process_dies_is_reported_and_loaded_again(server: Server) -> None:
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -243,7 +237,9 @@ def test_a_model_whose_process_dies_is_reported_and_loaded_again(server: Server)
         waiting = pool.submit(ask, server, "/completion", {**ENDLESS, "model": "demo"})
         other = pool.submit(complete, server, PROMPTS[0], model="père noël", n_predict=200, ignore_eos=True)
         assert within(lambda: sum(slot["is_processing"] for slot in ask(server, "/slots?model=demo")[1]) == 2)
-        os.kill(child_of(server, "demo"), signal.SIGKILL)
+        assert server._process
+        (demo,) = (pid for pid, command in children(server._process.pid).items() if "--alias demo " in command)
+        os.kill(demo, signal.SIGKILL)
         last = stream.read().decode().strip().splitlines()[-2:]
         status, answer = waiting.result()
         assert other.result()["tokens_predicted"] == 200, "another model's request is not touched"
@@ -267,8 +263,7 @@ def test_no_process_outlives_the_others(
     with serving.serving(str(ini)) as process:
         assert process.stdout
         lines = [process.stdout.readline() for _ in range(7)]
-        own = SimpleNamespace(port=int(lines[4].strip().strip("/").rpartition(":")[2]))
-        connection = begun(own, "/completion", {**ENDLESS, "model": "demo", "stream": True})
+        connection = begun(serving.at(lines[4].split()[1]), "/completion", {**ENDLESS, "model": "demo", "stream": True})
         assert connection.getresponse().readline().startswith(b"data: ")
         (router,) = children(process.pid)
         servers = children(router)
@@ -406,12 +401,6 @@ def test_a_wrong_file_of_models_is_one_sentence(tmp_path: Path, text: str, word:
     with pytest.raises((ValueError, OSError)) as error:
         model_list.read([str(path)])
     assert word in str(error.value) and "\n" not in str(error.value)
-
-
-def test_names_that_cannot_be_asked_for_are_refused(tmp_path: Path, tiny: Tiny) -> None:
-    odd = shutil.copy(tiny("llama"), tmp_path / "a;b.gguf")
-    with pytest.raises(pypcd.ModelError, match="# and ; begin a remark"):
-        serving.server_of(model=["demo", str(odd)])
 
 
 def test_a_wrong_option_of_one_model_is_said(tmp_path: Path) -> None:

@@ -18,12 +18,13 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from serving import BASE, Quiet, ask, listening, ready
+from serving import BASE, ask, ready
 
 from pypcd.evaluation.tasks.kv import KV_SHORT
 from pypcd.server import Server
@@ -81,13 +82,17 @@ def chromium() -> Iterator[Browser]:
 def script() -> Iterator[Script]:
     """Answers that the test makes up."""
     made = Script()
-    with listening(made.handler) as port:
-        made.url = f"http://127.0.0.1:{port}"
+    with ThreadingHTTPServer(("127.0.0.1", 0), made.handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        made.url = f"http://127.0.0.1:{server.server_port}"
         try:
             yield made
         finally:
             for stream in made.streams:
                 stream.just_end()
+            server.shutdown()
+            thread.join()
 
 
 DROP = """(element, files) => {
@@ -511,8 +516,11 @@ class Script:
         self._n_taken = 0
         script = self
 
-        class Handler(Quiet):
+        class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: Any) -> None:
+                pass
 
             def do_POST(self) -> None:
                 stream = Script.Stream(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))

@@ -6,13 +6,11 @@ Knows nothing of what a single test looks for. Where llama-server was not built,
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import os
 import shlex
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -50,6 +48,8 @@ SETTINGS: dict[str, Any] = {
     "adaptive": {"adaptive": "jsd", "beta": 20.0},
     "late": {"min_context": 30},
     "unsure": {"min_entropy": 2.0},
+    "sure": {"min_entropy": 20.0},  # this and the next leave these prompts' answers alone
+    "short": {"min_context": 300},
 }
 MESSAGES = [{"role": "user", "content": "What is red?"}]
 ROUTES: dict[str, dict[str, Any]] = {  # those that answer, and what they need
@@ -238,23 +238,3 @@ def counter(server: Server, name: str) -> float:
     """One of the numbers of /metrics."""
     lines = ask(server, "/metrics")[1].splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"llamacpp:{name} "))
-
-
-class Quiet(http.server.BaseHTTPRequestHandler):
-    """A handler that writes no log."""
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def listening(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[int]:
-    """A block in which a server of ours answers; its port."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as made:
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield made.server_address[1]
-        finally:
-            made.shutdown()
-            thread.join()
