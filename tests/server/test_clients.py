@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import PROMPTS, N, ask, complete, greeting, serving
+from serving import PROMPTS, N, answered, complete, greeting, serving
 
 from pypcd.server import Server
 
@@ -149,8 +149,7 @@ def test_the_program_with_a_document_prints_answer_and_passages(
     monkeypatch.chdir(tmp_path)
     said = printed(text, server, "docs/serve.md, Documents")
     body = {"messages": [{"role": "user", "content": "Who signed it?"}], "documents": [{"name": "a", "text": report}]}
-    status, answer = ask(server, "/v1/chat/completions", body)
-    assert status == 200
+    answer = answered(server, "/v1/chat/completions", body)
     wanted = [answer["choices"][0]["message"]["content"], "report.txt line 3 Signed by Ruth Amsel."]
     assert said == "\n".join(wanted) + "\n"
 

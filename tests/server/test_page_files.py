@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Chat, Open, Script, ask, expect, question
+from browser import Chat, Open, Script, expect, question
 from documents import pdf
 from playwright.sync_api import Locator
-from serving import complete, events, last_timings
+from serving import answered, ask, complete, events, last_timings
 
 from pypcd.server import Server
 
@@ -52,8 +52,8 @@ def test_a_short_paste_stays_text_and_a_long_one_becomes_a_file_of_2000_tokens(c
     assert file_name
     file = {"filename": file_name[0], "file_data": base64.b64encode(text.encode()).decode()}
     parts = [{"type": "file", "file": file}, {"type": "text", "text": "short"}]
-    status, wanted = ask(served, CHAT, {"messages": [{"role": "user", "content": parts}], "max_tokens": 12})
-    assert status == 200 and said == wanted["choices"][0]["message"]["content"]
+    wanted = answered(served, CHAT, {"messages": [{"role": "user", "content": parts}], "max_tokens": 12})
+    assert said == wanted["choices"][0]["message"]["content"]
     used = int(re.sub(",", "", room.inner_text().split()[0]))
     assert abs(used - wanted["usage"]["total_tokens"]) <= 2
 
@@ -85,8 +85,7 @@ def test_progress_of_reading(chat: Chat, script: Script) -> None:
 
 def test_the_server_reports_reading_as_the_script_does(served: Server) -> None:
     body = {"prompt": question(N_LONG)[0], "n_predict": 1, "stream": True, "return_progress": True}
-    status, text = ask(served, "/completion", {**body, "cache_prompt": False})
-    assert status == 200
+    text = answered(served, "/completion", {**body, "cache_prompt": False})
     reports = [part["prompt_progress"] for part in events(text) if "prompt_progress" in part]
     for report in reports:
         assert set(report) == {"total", "cache", "processed", "time_ms"}
@@ -140,8 +139,8 @@ def test_a_document_is_read_by_the_server_and_sent_as_a_file(chat: Chat, served:
     (tmp_path / "report.pdf").write_bytes(pdf(*pages))
     chat.choose("Attach files", tmp_path / "report.pdf")
     file = {"filename": "report.pdf", "file_data": base64.b64encode(pdf(*pages)).decode()}
-    status, read = ask(served, "/documents", file)
-    assert status == 200 and [part.strip() for part in read["text"].split("\n\n")] == pages
+    read = answered(served, "/documents", file)
+    assert [part.strip() for part in read["text"].split("\n\n")] == pages
     expect(chat.page.get_by_text(f"report.pdf ({read['n_tokens']} tokens)")).to_be_visible()
     said = chat.ask("Who signed it?")
     expect(said).to_contain_text(re.compile(r"[12] passages?.*report.pdf, page [12]", re.DOTALL))
@@ -196,7 +195,7 @@ def passages_in(answer: Locator) -> Locator:
     return answer.locator("blockquote")
 
 
-def answered(chat: Chat, texts: list[str], where: str, *wanted: str) -> Locator:
+def with_passages(chat: Chat, texts: list[str], where: str, *wanted: str) -> Locator:
     """Asks about files of one name with these texts; the answer has the wanted passages, where they stand in a text."""
     for i, text in enumerate(texts, 1):
         chat.drop(("report.txt", "text/plain", text))
@@ -218,7 +217,7 @@ def test_a_passage_opens_its_text_and_is_marked_there(open_page: Open, script: S
     lines = clauses(400)
     text = "\n\n".join(lines)
     wanted = lines[300], "\n\n".join(lines[100:160])  # the second is of several pieces of the page's
-    answer = answered(chat, ["\n\n".join(lines[::-1]), text], text, *wanted)
+    answer = with_passages(chat, ["\n\n".join(lines[::-1]), text], text, *wanted)
     dialog = chat.named("dialog", "Document")
     for i, passage in enumerate(wanted):
         opener = chat.button(f"report.txt, line {i}", answer)
@@ -254,7 +253,7 @@ def test_a_passage_opens_its_text_and_is_marked_there(open_page: Open, script: S
 def test_after_an_import_a_passage_opens_its_text_and_one_without_is_told(
     chat: Chat, open_page: Open, script: Script, tmp_path: Path
 ) -> None:
-    answered(chat, ["one\n\ntwo"], "one\n\ntwo three", "two", "three")
+    with_passages(chat, ["one\n\ntwo"], "one\n\ntwo three", "two", "three")
     chat.exported(tmp_path / "talks.json")
     other = open_page()
     other.load(tmp_path / "talks.json")

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Chat, Open, Script, ask, expect, serve
+from browser import Chat, Open, Script, expect, serve
 from conftest import Tiny
 from pictures import data_uri, png, write_projector
+from serving import answered, ask
 from tiny_gguf import CHAT_TEMPLATE
 
 from pypcd.server import Server
@@ -143,8 +144,8 @@ def test_answers_about_pictures_are_those_of_the_server(open_page: Open, served:
         said.append(chat.copied(chat.ask("bada")))
         content = [{"type": "image_url", "image_url": {"url": data_uri(png(n))}}, {"type": "text", "text": "bada"}]
         body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0}
-        status, answer = ask(served, "/v1/chat/completions", body)
-        assert status == 200 and said[-1] == answer["choices"][0]["message"]["content"]
+        answer = answered(served, "/v1/chat/completions", body)
+        assert said[-1] == answer["choices"][0]["message"]["content"]
     assert said[0] != said[1], "what is in the picture must matter, or this shows nothing"
     chat.set(longest_answer=4)
     before = chat.copied(chat.answers)

@@ -95,8 +95,7 @@ TEXT_OF: dict[str, Callable[[Any], str]] = {
 @pytest.mark.parametrize("path", ROUTES)
 def test_every_route_takes_the_field_and_the_suffix_and_says_what_pcd_did(server: Server, path: str) -> None:
     def said(**fields: Any) -> str:
-        status, answer = ask(server, path, {"temperature": 0, **ROUTES[path], **fields})
-        assert status == 200, answer
+        answer = serving.answered(server, path, {"temperature": 0, **ROUTES[path], **fields})
         told.update(answer["timings"])
         return TEXT_OF[path](answer)
 
@@ -130,8 +129,7 @@ CONSTRAINTS: list[tuple[str, dict[str, Any]]] = [
 def constrained(server: Server, path: str, body: dict[str, Any], **fields: Any) -> tuple[str, dict[str, Any]]:
     """An answer's text and timings."""
     asked = {"prompt": PROMPTS[0], "messages": MESSAGES, "n_predict": 40, "temperature": 0, "timings_per_token": True}
-    status, answer = ask(server, path, {**asked, **body, **fields})
-    assert status == 200, answer
+    answer = serving.answered(server, path, {**asked, **body, **fields})
     return TEXT_OF.get(path, lambda answer: answer["content"])(answer), answer["timings"]
 
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import native_row
 from processes import within
 from reference import bits
-from serving import BASE, PROMPTS, ask, complete, is_greedy, ready, with_workers
+from serving import BASE, PROMPTS, answered, ask, complete, is_greedy, ready, with_workers
 
 import pypcd
 from pypcd.gguf import DEMO_MODEL
@@ -82,8 +82,7 @@ def test_it_stays_awake_while_a_document_is_read(tmp_path: Path) -> None:
     code = f"import time\n\nown = worker._answer\n{slow}"
     with with_workers(code, tmp_path, "--sleep-idle-seconds", "1") as server:
         for _ in range(2):  # it has slept before the second one
-            status, answer = ask(server, "/documents", {"filename": "a", "text": "b"})
-            assert status == 200 and answer["n_tokens"] > 0, answer
+            assert answered(server, "/documents", {"filename": "a", "text": "b"})["n_tokens"] > 0
             assert within(lambda: ask(server, "/props")[1]["is_sleeping"])
 
 
@@ -168,8 +167,7 @@ def test_each_of_several_answers_begins_there(server: Server, llm: pypcd.Llama) 
     contrasted = set()
     for _, goes_on, floor, is_contrasted in pairs(llm, server, 8, 2):
         body = {"prompt": goes_on, "max_tokens": 6, "temperature": 0, "ignore_eos": True, "n": 3, "id_slot": 0}
-        status, several = ask(server, "/v1/completions", {**body, "pcd": {**VIEW, "min_first_entropy": floor}})
-        assert status == 200, several
+        several = answered(server, "/v1/completions", {**body, "pcd": {**VIEW, "min_first_entropy": floor}})
         alone = answer(server, goes_on, floor, id_slot=1, cache_prompt=False)
         assert [choice["text"] for choice in several["choices"]] == [alone["content"]] * 3
         contrasted.add(is_contrasted)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import Tiny
 from processes import within
-from serving import SMALL, ask, complete, ready, with_workers
+from serving import HELD, SMALL, answered, ask, complete, ready, with_workers
 from test_serve_documents import CHAT, TOKENS, notes, opened, path_of, said, whole, with_file
 
 from pypcd import ask as asking
@@ -44,8 +44,7 @@ def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PromptC
 def answer_of(server: Server, text: str = TEXT, question: str = QUESTION, **fields: Any) -> tuple[str, int, list[str]]:
     """The answer, the tokens of its prompt that were in memory or on disk, and its passages."""
     body = {"messages": with_file(text, question), "max_tokens": TOKENS, "seed": 1, **fields}
-    status, answer = ask(server, CHAT, body)
-    assert status == 200, answer
+    answer = answered(server, CHAT, body)
     return said(answer), answer["timings"]["cache_n"], answer["timings"]["passages"]
 
 
@@ -96,25 +95,10 @@ def test_python_and_the_server_read_each_others(model: str, prompts: PromptCache
     assert wrote == (read[0], 0) and read[1] == entry.n_tokens >= MIN_TOKENS
 
 
-WAITING = """
-import pathlib, time
-
-keep, folder = worker._keep, pathlib.Path(__file__).parent
-
-def kept(request, model):
-    (folder / "begun").touch()
-    while not (folder / "go").exists():
-        time.sleep(0.01)
-    return keep(request, model)
-
-worker._keep = kept
-"""
-
-
 def test_nobody_waits_while_a_text_is_written_to_disk(model: str, prompts: PromptCache, tmp_path: Path) -> None:
-    with with_workers(WAITING, tmp_path, model=model, parallel=2) as server:
+    with with_workers(HELD.format(name="_keep"), tmp_path, model=model, parallel=2) as server:
         first = answer_of(server)
-        assert within((tmp_path / "begun").exists) and not prompts.entries()
+        assert within((tmp_path / "log").exists) and not prompts.entries()
         assert complete(server, "1 2 3", n_predict=4)["tokens"]
         again = answer_of(server)
         assert again[0] == first[0] and again[1] > 0.8 * MIN_TOKENS, "its slot has the text"
@@ -138,8 +122,8 @@ def test_what_is_not_to_be_cached_is_not(model: str, prompts: PromptCache) -> No
     with ready(model=model) as server:
         answer_of(server, cache_prompt=False)
         answer_of(server, notes(1, 3))
-        status, _ = ask(server, CHAT, {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 1})
-    assert status == 200 and not prompts.entries(), "a short document, and a text that is none"
+        answered(server, CHAT, {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 1})
+    assert not prompts.entries(), "a short document, and a text that is none"
 
 
 def flip(path: Path) -> None:

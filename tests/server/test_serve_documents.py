@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import serving
 from conftest import F32, Tiny
 from documents import pdf
 from processes import children, lives, within
-from serving import ask, begun, complete, last_timings, meant, ready, server_of, with_workers
+from serving import HELD, answered, ask, begun, complete, meant, ready, refused, with_workers
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
@@ -86,9 +87,7 @@ def with_file(text: str, question: str) -> list[dict[str, Any]]:
 
 
 def chat(server: Server, messages: Any, path: str = CHAT, **fields: Any) -> dict[str, Any]:
-    status, answer = ask(server, path, {"messages": messages, "max_tokens": TOKENS, **fields})
-    assert status == 200, answer
-    return dict(answer)
+    return dict(answered(server, path, {"messages": messages, "max_tokens": TOKENS, **fields}))
 
 
 def whole(text: str) -> str:
@@ -98,12 +97,6 @@ def whole(text: str) -> str:
 
 def said(answer: dict[str, Any]) -> str:
     return whole(answer["choices"][0]["message"]["content"])
-
-
-def rejected(server: Server, path: str = CHAT, **body: Any) -> str:
-    status, answer = ask(server, path, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, **body})
-    assert status == 400, answer
-    return str(answer["error"]["message"])
 
 
 def in_python(llm: pypcd.Llama, documents: list[Document], question: str, after: Any = None) -> asking.Answer:
@@ -238,8 +231,8 @@ def test_a_document_that_is_there_twice_is_repeated_once(wide: Server, talking: 
 def test_a_stream_says_the_same_and_each_of_several_answers(wide: Server, n: int) -> None:
     body = {"messages": with_file(notes(2), QUESTIONS[0]), "max_tokens": TOKENS, "n": n}
     wanted = chat(wide, **body)["timings"]["passages"]
-    status, text = ask(wide, CHAT, {**body, "stream": True, "return_progress": True})
-    assert status == 200 and last_timings(text)["passages"] == wanted != []
+    text = answered(wide, CHAT, {**body, "stream": True, "return_progress": True})
+    assert serving.last_timings(text)["passages"] == wanted != []
 
 
 def test_each_apis_own_parts_are_files(wide: Server) -> None:
@@ -302,7 +295,7 @@ def test_one_that_ended_is_replaced_and_there_are_two_at_most() -> None:
 
 def test_what_takes_too_long_is_a_sentence(tmp_path: Path) -> None:
     with with_workers("import sys\nsys.argv[1] = '0.0001'", tmp_path) as server:
-        said = rejected(server, documents=[{"name": "a", "text": "b"}], messages=[{"role": "user", "content": "c"}])
+        said = refused(server, CHAT, documents=[{"name": "a", "text": "b"}])
         assert said.startswith("the documents took more than 60 seconds"), said
         assert complete(server, "a", n_predict=1)["tokens"]
 
@@ -318,22 +311,13 @@ def test_one_that_writes_many_errors_goes_on(tmp_path: Path) -> None:
 
 
 def test_nothing_is_read_for_a_client_that_left_while_it_waited_for_its_turn(tmp_path: Path) -> None:
-    log, go = tmp_path / "log", tmp_path / "go"
-    code = f"""if True:
-        import pathlib, time
-        own = worker._answer
-        def slow(request, model):
-            with open({str(log)!r}, "a") as file:
-                file.write(request["document"]["filename"])
-            while not pathlib.Path({str(go)!r}).exists():
-                time.sleep(0.01)
-            return own(request, model)
-        worker._answer = slow"""
+    log = tmp_path / "log"
 
     def read(name: str) -> Any:
         return ask(server, "/documents", {"filename": name, "text": "b"})[1]["name"]
 
-    with with_workers(code, tmp_path) as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
+    held = with_workers(HELD.format(name="_answer"), tmp_path)
+    with held as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
         first = pool.map(read, "ab")
         assert within(lambda: log.exists() and len(log.read_text()) == 2)
         left = begun(server, "/documents", {"filename": "left", "text": "b"})
@@ -341,7 +325,7 @@ def test_nothing_is_read_for_a_client_that_left_while_it_waited_for_its_turn(tmp
         try:
             assert left.getresponse().status == 500
         finally:
-            go.touch()
+            (tmp_path / "go").touch()
             left.close()
         assert [*first, read("c")] == ["a", "b", "c"] and sorted(log.read_text()) == ["a", "b", "c"]
 
@@ -375,9 +359,9 @@ def test_a_document_is_read_and_counted(wide: Server, talking: pypcd.Llama) -> N
 )
 def test_a_bad_file_is_refused_with_a_sentence(wide: Server, file: Any, word: str) -> None:
     message = {"role": "user", "content": [{"type": "file", "file": file}, {"type": "text", "text": "a"}]}
-    assert rejected(wide, messages=[message]).startswith(f"Field 'file': {word}")
+    assert refused(wide, CHAT, messages=[message]).startswith(f"Field 'file': {word}")
     if isinstance(file, dict):
-        assert rejected(wide, "/documents", **file).startswith(word)
+        assert refused(wide, "/documents", **file).startswith(word)
 
 
 @pytest.mark.parametrize(
@@ -391,28 +375,28 @@ def test_a_bad_file_is_refused_with_a_sentence(wide: Server, file: Any, word: st
     ],
 )
 def test_a_wrong_field_is_refused_with_a_sentence(wide: Server, body: dict[str, Any], word: str) -> None:
-    assert word in rejected(wide, **body)
+    assert word in refused(wide, CHAT, **body)
 
 
 def test_documents_belong_to_chats(wide: Server) -> None:
     for field in ({"documents": [{"name": "a", "text": "b"}]}, {"replay": True}, {"read": 9}):
-        assert "it belongs to chats" in rejected(wide, "/completion", prompt="a", **field)
+        assert "it belongs to chats" in refused(wide, **field)
     assert complete(wide, "a", documents=None, n_predict=1)["tokens"]
     forged = {"names": [], "n_kept": 1, "passages": [], "note": ""}
     assert "passages" not in complete(wide, "a", n_predict=1, pcd_documents=forged)["timings"]
     assert "passages" not in chat(wide, [{"role": "user", "content": "a"}], pcd_documents=forged)["timings"]
     part = {"type": "document", "source": {"type": "url", "url": "http://127.0.0.1/a"}}
-    said = rejected(wide, "/v1/messages", messages=[{"role": "user", "content": [part]}])
+    said = refused(wide, "/v1/messages", messages=[{"role": "user", "content": [part]}])
     assert 'type "url"; allowed: "text", "base64"' in said
 
 
 def test_without_pypcd_serve_there_is_a_sentence() -> None:
-    server = server_of(parallel=1)
+    server = serving.server_of(parallel=1)
     del server.environment["PYPCD_PYTHON"]
     with server.running():
         assert server.wait_until_ready()
-        assert "`pypcd serve`" in rejected(server, documents=[{"name": "a", "text": "b"}])
-        assert "`pypcd serve`" in rejected(server, pcd="paper:beta=2")
+        assert "`pypcd serve`" in refused(server, CHAT, documents=[{"name": "a", "text": "b"}])
+        assert "`pypcd serve`" in refused(server, CHAT, pcd="paper:beta=2")
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux")

@@ -101,11 +101,9 @@ def test_each_model_answers_with_its_own_setting_and_tells_it(server: Server, of
 def test_every_route_takes_a_name_with_its_suffix(server: Server, path: str) -> None:
     body = {**ROUTES, **MUTE_ROUTES}[path]
     for name in ("demo", "demo:pcd", "demo:pcd-cautious"):
-        status, answer = ask(server, path, {**body, "model": name})
-        assert status == 200, answer
+        serving.answered(server, path, {**body, "model": name})
     if path in MUTE_ROUTES:
-        status, answer = ask(server, path, {**body, "model": "demo", "pcd": "unsure"})
-        assert status == 400 and "Field 'pcd'" in answer["error"]["message"]
+        assert "Field 'pcd'" in refused(server, path, **body, model="demo", pcd="unsure")
     if path == "/v1/chat/completions":
         text = "The key is red.\n\nThe lamp is blue.\n\nNobody knows."
         answer = ask(server, path, {**body, "model": "demo", "documents": [{"name": "a", "text": text}]})[1]

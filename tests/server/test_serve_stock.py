@@ -18,7 +18,7 @@ import llama_cpp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving import MESSAGES, PROMPTS, ask, events
+from serving import MESSAGES, PROMPTS, answered, ask, events
 from test_serve_load import body
 
 from pypcd import engine
@@ -164,9 +164,7 @@ def test_streams_are_the_same_parts(servers: Servers) -> None:
     body = {"prompt": PROMPTS[0], "n_predict": 24, "temperature": 0, "stream": True, "n_probs": 3}
 
     def parts(server: Server, **fields: Any) -> list[Any]:
-        status, text = ask(server, "/completion", {**body, **fields})
-        assert status == 200
-        return [bare(part) for part in events(text)]
+        return [bare(part) for part in events(answered(server, "/completion", {**body, **fields}))]
 
     stock, ours = servers
     assert parts(ours, pcd=False) == parts(stock)

@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from serving import BASE, ask, ready
+from serving import BASE, answered, ready
 
 from pypcd.evaluation.tasks.kv import KV_SHORT
 from pypcd.server import Server
@@ -552,9 +552,7 @@ def prompt_of(server: Server, *texts: str, system: str = "") -> str:
     """The prompt for a talk of these texts, yours and the answers in turn."""
     messages = [{"role": "system", "content": system}] if system else []
     messages += [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
-    status, answer = ask(server, "/apply-template", {"messages": messages})
-    assert status == 200, answer
-    return answer["prompt"]
+    return answered(server, "/apply-template", {"messages": messages})["prompt"]
 
 
 def as_chat(part: dict[str, Any]) -> dict[str, Any]:

@@ -144,6 +144,12 @@ def greeting(process: subprocess.Popen[str]) -> dict[str, str]:
     return {"head": lines[0], **{line.split()[0]: line.split(None, 1)[1].strip() for line in lines[1:]}}
 
 
+def answered(server: Any, path: str, body: Any = None) -> Any:
+    status, answer = ask(server, path, body)
+    assert status == 200, answer
+    return answer
+
+
 def at(url: str) -> Any:
     """What ask() takes for a server of this address."""
     return SimpleNamespace(port=urlsplit(url).port)
@@ -167,11 +173,25 @@ def with_workers(code: str, folder: Path, *options: str, **given: Any) -> Iterat
         yield server
 
 
-def complete(server: Server, prompt: str, **fields: Any) -> dict[str, Any]:
+HELD = """
+import pathlib, time
+
+own, folder = worker.{name}, pathlib.Path(__file__).parent
+
+def held(request, model):
+    with open(folder / "log", "a") as file:
+        file.write(request.get("document", {{}}).get("filename", "x"))
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    return own(request, model)
+
+worker.{name} = held
+"""  # for with_workers: a function of theirs writes the name of its document into "log", and waits for "go"
+
+
+def complete(server: Server, prompt: Any, **fields: Any) -> dict[str, Any]:
     body = {"prompt": prompt, "n_predict": N, "temperature": 0, "return_tokens": True, **fields}
-    status, answer = ask(server, "/completion", body)
-    assert status == 200, answer
-    return answer
+    return answered(server, "/completion", body)
 
 
 def meant(server: Server, **fields: Any) -> Any:
@@ -189,8 +209,9 @@ def last_timings(text: str) -> dict[str, Any]:
     return dict(next(part["timings"] for part in reversed(events(text)) if "timings" in part))
 
 
-def refused(server: Server, **fields: Any) -> str:
-    status, answer = ask(server, "/completion", {"prompt": "a", "n_predict": 1, **fields})
+def refused(server: Server, path: str = "/completion", **fields: Any) -> str:
+    """The sentence with which a server refuses these fields."""
+    status, answer = ask(server, path, {"prompt": "a", "messages": MESSAGES, "max_tokens": 1, **fields})
     assert status == 400, answer
     assert answer["error"]["type"] == "invalid_request_error"
     return str(answer["error"]["message"])
