@@ -231,8 +231,9 @@ def test_a_key_is_known_wherever_it_stands(where: str, tmp_path: Path, monkeypat
     with ready(*words, parallel=1) as server:
         assert server.has_key and "demo:pcd" in server.names()
         for path, body in (("/completion", HELLO), ("/documents", {"name": "a", "text": "b"})):
-            assert ask(server, path, body, Authorization="Bearer another")[0] == 200
-            assert ask(server, path, body)[0] == 401
+            key = {"Authorization": "Bearer another"}
+            for host in ({}, {"Host": "llm.example"}):  # with a key no name of a host matters
+                assert ask(server, path, body, **key, **host)[0] == 200 and ask(server, path, body, **host)[0] == 401
 
 
 def test_where_a_server_runs_is_told_to_pypcd_alone(monkeypatch: pytest.MonkeyPatch) -> None:
