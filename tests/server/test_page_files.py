@@ -272,8 +272,7 @@ def test_the_servers_passages_stand_where_it_says_and_the_page_goes_on_from_its_
     shown = passages_in(answer).all_inner_texts()
     assert any(clauses(12)[4] in one for one in shown)
     for i, passage in enumerate(shown):
-        answer.get_by_role("figure").nth(i).get_by_role("button").click()
-        dialog = chat.named("dialog", "Document")
+        dialog = chat.opened(answer.get_by_role("figure").nth(i).get_by_role("button"), "Document")
         marked = "".join(dialog.locator("mark").all_text_contents())
         assert marked.split() == passage.split()
         chat.button("Close", dialog).click()

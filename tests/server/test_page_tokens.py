@@ -249,14 +249,9 @@ def test_compare_reads_its_prompt_once_and_tells_no_speed(chat: Chat, served: Se
     expect(chat.answers).to_contain_text("per second")
 
 
-def compared(chat: Chat) -> Script.Stream:
-    """The first side of a comparison, which is plain; the other is asked for when it is there."""
-    chat.compare("Say")
-    return chat.script.next(chat)
-
-
 def test_stop_ends_both_sides(chat: Chat, script: Script) -> None:
-    stream = compared(chat).say("half")
+    chat.compare("Say")
+    stream = script.next(chat).say("half")  # the first side, which is plain
     expect(chat.page.get_by_text("half")).to_be_visible()
     chat.button("Stop").click()
     chat.until(stream.is_left.is_set)
@@ -266,7 +261,8 @@ def test_stop_ends_both_sides(chat: Chat, script: Script) -> None:
 
 
 def test_both_sides_are_asked_for_alike_and_one_may_fail(chat: Chat, script: Script) -> None:
-    plain = compared(chat)
+    chat.compare("Say")
+    plain = script.next(chat)
     plain.fail(400, b'{"error": {"code": 400, "message": "No room.", "type": "x"}}')
     chat.watch.allow("the server responded with a status of 400")
     contrasted = script.next(chat).say("whole").end()

@@ -234,11 +234,15 @@ class Chat:
         other.go()
         return other
 
-    def settings(self) -> Locator:
-        self.button("Settings").click()
-        dialog = self.named("dialog", "Settings")
+    def opened(self, button: Locator, name: str) -> Locator:
+        """The dialog that a button opens."""
+        button.click()
+        dialog = self.named("dialog", name)
         expect(dialog).to_be_visible()
         return dialog
+
+    def settings(self) -> Locator:
+        return self.opened(self.button("Settings"), "Settings")
 
     def done(self, dialog: Locator) -> None:
         self.button("Done", dialog).click()
@@ -273,10 +277,7 @@ class Chat:
         return [re.split(r"\n+", text) for text in found]
 
     def pcd_dialog(self) -> Locator:
-        self.page.get_by_role("button", name=re.compile("^PCD:")).click()
-        dialog = self.named("dialog", "PCD")
-        expect(dialog).to_be_visible()
-        return dialog
+        return self.opened(self.page.get_by_role("button", name=re.compile("^PCD:")), "PCD")
 
     def menu(self) -> Locator:
         """The list of conversations: beside the talk, or in a drawer that is opened."""
@@ -414,10 +415,7 @@ class Chat:
         return answer.get_by_role("group", name=re.compile("^Tokens")).get_by_role("button")
 
     def open_token(self, token: Locator) -> Locator:
-        token.click()
-        dialog = self.named("dialog", "Token")
-        expect(dialog).to_be_visible()
-        return dialog
+        return self.opened(token, "Token")
 
     def until(self, condition: Callable[[], Any]) -> None:
         """Wait, while the page goes on, for something that is not in it."""
