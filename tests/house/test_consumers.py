@@ -39,9 +39,7 @@ def test_each_version_is_pinned(noxfile: Any) -> None:
 
 
 def test_the_ordinary_suite_skips_them_by_name() -> None:
-    code = (
-        "import sys; sys.path[:0] = sys.argv[1:]; import test_packages; test_packages.needs('no_such_package', 'dspy')"
-    )
+    code = "import sys; sys.path[:0] = sys.argv[1:]; from test_packages import needs; needs('no_such_package', 'dspy')"
     folders = [str(ROOT / "tests" / "consumers"), str(ROOT / "tests" / "support")]
     done = subprocess.run([sys.executable, "-c", code, *folders], capture_output=True, text=True, check=False)
     assert "dspy is not installed; scripts/test --consumers dspy installs it" in done.stderr

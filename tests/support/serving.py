@@ -145,6 +145,7 @@ def greeting(process: subprocess.Popen[str]) -> dict[str, str]:
 
 
 def answered(server: Any, path: str, body: Any = None) -> Any:
+    """The answer, which has to be one."""
     status, answer = ask(server, path, body)
     assert status == 200, answer
     return answer
@@ -162,9 +163,8 @@ def with_workers(code: str, folder: Path, *options: str, **given: Any) -> Iterat
         pytest.skip("they are started by a shell script")
     program, python = folder / "worker.py", folder / "python"
     program.write_text(f"from pypcd.server import worker\n\n{code}\n\nworker.main()\n", encoding="utf-8")
-    python.write_text(
-        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(program))} "$3"\n', encoding="utf-8"
-    )
+    command = shlex.join([sys.executable, str(program)])
+    python.write_text(f'#!/bin/sh\nexec {command} "$3"\n', encoding="utf-8")
     python.chmod(0o755)
     server = server_of(*options, **{"parallel": 1, **given})
     server.environment["PYPCD_PYTHON"] = str(python)
@@ -173,6 +173,7 @@ def with_workers(code: str, folder: Path, *options: str, **given: Any) -> Iterat
         yield server
 
 
+# For with_workers: a function of theirs writes the name of its document into "log", and waits for "go".
 HELD = """
 import pathlib, time
 
@@ -186,7 +187,7 @@ def held(request, model):
     return own(request, model)
 
 worker.{name} = held
-"""  # for with_workers: a function of theirs writes the name of its document into "log", and waits for "go"
+"""
 
 
 def complete(server: Server, prompt: Any, **fields: Any) -> dict[str, Any]:
