@@ -17,6 +17,17 @@ static bool is_not_last(ggml_tensor * t, bool ask, void * data) {
     return ask == last || (!ask && read.to_end);
 }
 
+// The end of a block in which attention is read, also if an exception comes by before llama.cpp hands the batch to us.
+struct unwatched {
+    ~unwatched() {
+        std::string none;
+        pcd.core.read = nullptr;
+        pcd.set_eval_callback(nullptr, nullptr, false, none); // and the graph is not used again
+    }
+
+    llama_pcd_context & pcd;
+};
+
 // Adds what a layer's tokens pay, on average, to the positions before `end`. False: they do not see all of these.
 static bool add_by_position(
         const llama_kv_cache & kv, llama_seq_id seq_id, int32_t end, const ggml_tensor * t, double share, double * pays) {
@@ -75,13 +86,15 @@ int32_t llama_pcd_context::attention(
         if (const int32_t status = set_eval_callback(is_not_last, &cur, true, err); status != LLAMA_PCD_OK) {
             return status;
         }
-        core.read = &cur;
-        const int32_t ret = llama_decode(&lctx, { n, ids.data(), nullptr, at.data(), n_seqs.data(), seqs.data(), asked.data() });
-        core.read = nullptr;
-        set_eval_callback(nullptr, nullptr, false, err); // and the graph is not used again
-
+        int32_t ret;
+        {
+            const unwatched at_end { *this };
+            core.read = &cur;
+            ret = llama_decode(&lctx, { n, ids.data(), nullptr, at.data(), n_seqs.data(), seqs.data(), asked.data() });
+        }
         if (ret != 0) {
-            err = "the context has no room for the question, whose attention would be read";
+            err = ret == 1 ? "the context has no room for the question, whose attention would be read"
+                           : "the question was not evaluated to its end, so its attention is not known";
             return LLAMA_PCD_NO_MEMORY;
         }
         i += n;

@@ -115,7 +115,12 @@ void llm_graph_input_pcd::set_positions(const llama_ubatch & ubatch) const {
     };
     // as llm_graph_input_pos does: a text token has the same position in all sections but the last
     const bool text = ubatch.token && n_pos == 4;
-    const auto pos  = [&](uint32_t i, uint32_t j) { return !text ? ubatch.pos[j*n_tokens + i] : j < 3 ? ubatch.pos[i] : 0; };
+    const auto pos  = [&](uint32_t i, uint32_t j) {
+        if (text) {
+            return j < 3 ? ubatch.pos[i] : 0;
+        }
+        return ubatch.pos[j*n_tokens + i];
+    };
 
     set(twin_pos, n_tokens - n_perturbed, n_tokens, pos);
     set(key_pos,  0, n_tokens - n_twin, pos);

@@ -104,7 +104,7 @@ struct llama_pcd_states {
 
     int64_t n_bytes = 0; // of what was added
 
-    // make room beside the context's own states, if there are any, once; an exception if there is no memory
+    // make room beside the context's own states, if there are any; called once; an exception if there is no memory
     void make();
 
     // a twin starts with the state that its parent had when it was saved, else with the one it has now

@@ -167,7 +167,7 @@ static bool on_host(const llama_kv_cache & kv) {
 }
 
 // leave out blocks that no twin sees, all of which have windows
-static void restrict(
+static void leave_out_blocks(
         const llama_pcd_twins & twins, const llama_kv_cache & kv, size_t i_cache, uint32_t block, llama_pcd_cell_range & range) {
     const auto & cells = llama_pcd::cells(kv);
 
@@ -210,7 +210,7 @@ std::vector<llama_pcd_cell_range> llama_pcd_twins::visible(const llama_pcd_memor
         const uint32_t block = on_host(kv) && n_placed == 1 ? llama_pcd_cell_range::HOST_BLOCK : llama_pcd_cell_range::BLOCK;
         res.push_back({ 0, std::min<uint32_t>(GGML_PAD(llama_pcd::cells(kv).used_max_p1(), block), kv.get_size()), 0 });
         if (windows) {
-            restrict(*this, kv, k, block, res.back());
+            leave_out_blocks(*this, kv, k, block, res.back());
         }
     }
     return res;

@@ -7,6 +7,10 @@
 #include <cmath>
 #include <cstring>
 
+#ifndef LLAMA_PCD_OWN_SOURCE
+#error "here ggml_rope_ext would be PCD's (llama-pcd-rope.h)"
+#endif
+
 struct llama_pcd_rotation {
     ggml_tensor * out     = nullptr; // the rotated tensor; null: this layer does not rotate
     ggml_tensor * factors = nullptr; // the model's own frequency factors
