@@ -97,13 +97,16 @@ class Session:
             PCDError: llama_decode failed.
             UnsupportedError: this model cannot run the setting.
         """
-        llm, held, tokens = self.llm, self.llm._held, list(tokens)
+        llm, tokens = self.llm, list(tokens)
         if not tokens or len(tokens) >= llm.n_ctx():
             raise InputError(
                 f"the prompt has {len(tokens)} tokens; allowed: 1 to {llm.n_ctx() - 1}, a context of {llm.n_ctx()} "
                 "with room for an answer"
             )
         self.plainly()
+        if engine.sees_operations(setting):
+            self._show_operations()
+        held = llm._held
         if kind is None:
             self.hold(tokens[:-1], self.n_text)
         elif not (self._is_mine and (kind, tokens[:-1]) == (held.kind, held.tokens) and self._rewind(held.n)):
@@ -160,9 +163,15 @@ class Session:
         Returns:
             layer -> float32[n_heads, len(past) + len(tokens)]
         """
-        engine.show_operations(self.llm)
+        self._show_operations()
         self.hold(past, n_text)
         return engine.attention(self.llm, past, tokens, [1 / len(tokens)] * len(tokens), heads)
+
+    def _show_operations(self) -> None:
+        """Before the text is read: what an answer is must not depend on whether it was read before."""
+        if not engine.shows_operations(self.llm):
+            self.clear()
+            engine.show_operations(self.llm)
 
     def _n_usable(self, tokens: Sequence[int], n_text: int) -> int:
         """How many tokens of a prompt the context may keep."""

@@ -26,7 +26,7 @@ from pypcd.engine._rotation import watch_of
 from pypcd.engine._tensors import TYPES, Tensor, contents, ggml, op_number, raw, strided
 from pypcd.errors import UnsupportedError
 
-__all__ = ["attention", "show_operations", "watched"]
+__all__ = ["attention", "show_operations", "shows_operations", "watched"]
 
 Floats = npt.NDArray[np.float32]
 _Callback = Callable[[int, bool, Any], bool]
@@ -222,6 +222,12 @@ class _Traits(ctypes.Structure):
 
 
 # -- the callback ------------------------------------------------------------------------------------------------------
+
+
+def shows_operations(llm: llama_cpp.Llama) -> bool:
+    """Whether watched() need not open the context again, in which cells may have another order then, and rows other roundings."""
+    twins = stock(llm)
+    return twins is None or bool(twins.shows_operations)
 
 
 def show_operations(llm: llama_cpp.Llama) -> None:

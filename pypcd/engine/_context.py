@@ -201,8 +201,6 @@ def set_abort(llm: llama_cpp.Llama, stopped: Callable[[], bool] | None) -> None:
     callback = llama_cpp.ggml_abort_callback(*([] if stopped is None else [lambda _: stopped()]))
     llama_cpp.llama_set_abort_callback(context(llm), callback, ctypes.c_void_p(0))
     _aborts[llm] = callback
-    if twins := stock(llm):
-        twins.abort = callback
 
 
 def set_threads(llm: llama_cpp.Llama, decode: int, batch: int) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp
@@ -28,6 +29,7 @@ __all__ = ["guard_handles", "invalidate_handles", "is_open"]
 
 _CLOSED = "the model is closed, by close() or the end of its with block; open it again with pypcd.Llama(...)"
 _LOST = "this model's context could not be opened again, and is gone ({}); close the model and open it again"
+_NO_ROOM = "there is no memory to open this context again ({}); use a smaller n_ctx"
 _FORKED = (
     "this process was forked with the model open, and the threads that compute stayed behind in process {}; open the "
     'model in this process, or start processes by multiprocessing.get_context("spawn")'
@@ -49,9 +51,12 @@ class _Context(_internals.LlamaContext):
 
     Attributes:
         stock: what evaluates them, if the library does not.
+        size, pooling: what n_ctx() and pooling_type() return.
     """
 
     stock: Stock | None = None
+    size: int
+    pooling: int
 
     def decode(self, batch: _internals.LlamaBatch) -> None:
         if self.stock is None:
@@ -59,37 +64,71 @@ class _Context(_internals.LlamaContext):
         elif (status := self.stock.decode(batch.batch)) != 0:
             raise RuntimeError(f"llama_decode returned {status}")
 
-    def reopen(self, params: Any) -> None:
+    def n_ctx(self) -> int:
+        """It does not change, and other threads may ask while the context is opened again; so may they for pooling_type()."""
+        return self.size
+
+    def pooling_type(self) -> int:
+        return self.pooling
+
+    def reopen(self, params: Any, then: Callable[[], object]) -> None:
         """Another llama_context in place of this one, with other llama_context_params and the same state: tokens, keys and values. The rows
-        of the last batch are gone.
+        of the last batch are gone, and so is what was set on the context by llama.cpp's own functions.
+
+        Args:
+            then: called once there is one.
 
         Raises:
             UnsupportedError: there is no memory for it; a context like the former one has the state.
             PCDError: nor for that one, or the state cannot be restored; then there is no context any more.
         """
-        model, memory, usual = self.model.model, llama_cpp.llama_get_memory(self.ctx), self.params
+        # in another thread: Ctrl-C is an exception in this one, and would leave a context that is freed
+        with ThreadPoolExecutor(1, "pypcd opens a context") as pool:
+            done, interrupt = pool.submit(self._reopen, params, then), None
+            while not done.done():
+                try:
+                    wait([done])
+                except BaseException as error:  # noqa: BLE001  raised below
+                    interrupt = error
+        if interrupt is not None:
+            raise interrupt
+        done.result()
+
+    def _reopen(self, params: Any, then: Callable[[], object]) -> None:
+        old, memory = self.ctx, llama_cpp.llama_get_memory(self.ctx)
         state = np.zeros(0, np.uint8)
-        if any(
-            llama_cpp.llama_memory_seq_pos_max(memory, seq) >= 0 for seq in range(llama_cpp.llama_n_seq_max(self.ctx))
-        ):
-            state = np.zeros(llama_cpp.llama_state_get_size(self.ctx), np.uint8)
-            llama_cpp.llama_state_get_data(self.ctx, _bytes_of(state), state.nbytes)
+        if any(llama_cpp.llama_memory_seq_pos_max(memory, seq) >= 0 for seq in range(llama_cpp.llama_n_seq_max(old))):
+            try:
+                state = np.zeros(llama_cpp.llama_state_get_size(old), np.uint8)
+            except MemoryError as error:
+                raise UnsupportedError(_NO_ROOM.format(error)) from error
+            if llama_cpp.llama_state_get_data(old, _bytes_of(state), state.nbytes) != state.nbytes:
+                raise UnsupportedError(
+                    "llama.cpp does not give this context's state, with which it would be opened again"
+                )
+        n_threads = llama_cpp.llama_n_threads(old), llama_cpp.llama_n_threads_batch(old)
         _log.clear_errors()
-        llama_cpp.llama_free(self.ctx)  # first: a device may have no memory for both
-        self.ctx = llama_cpp.llama_init_from_model(model, params)
-        why = "" if self.ctx else _log.reason()
-        self.ctx = self.ctx or llama_cpp.llama_init_from_model(model, usual)
-        if not self.ctx or (
-            state.nbytes and not llama_cpp.llama_state_set_data(self.ctx, _bytes_of(state), state.nbytes)
-        ):
-            stack, why = self._exit_stack, _LOST.format(_log.reason())
+        self.ctx = None
+        llama_cpp.llama_free(old)  # first: a device may have no memory for both
+        ctx = llama_cpp.llama_init_from_model(self.model.model, params)
+        why = "" if ctx else _log.reason()
+        ctx = ctx or llama_cpp.llama_init_from_model(self.model.model, self.params)
+        if not ctx or (state.nbytes and not llama_cpp.llama_state_set_data(ctx, _bytes_of(state), state.nbytes)):
+            lost = _LOST.format(_log.reason())
+            if ctx:
+                llama_cpp.llama_free(ctx)
+            stack = self._exit_stack
             stack.close()
-            _leave(self, why)
-            vars(self)["_exit_stack"] = stack  # the model closes it once more
-            raise PCDError(why)
-        self.memory = llama_cpp.llama_get_memory(self.ctx)
+            _leave(self, lost)
+            vars(self)["_exit_stack"] = stack  # the model closes it too
+            raise PCDError(lost)
+        llama_cpp.llama_set_n_threads(ctx, *n_threads)
+        self.ctx, self.memory = ctx, llama_cpp.llama_get_memory(ctx)
+        if not why:
+            self.params.cb_eval = params.cb_eval
+        then()
         if why:
-            raise UnsupportedError(f"there is no memory to show this context's operations: {why}; use a smaller n_ctx")
+            raise UnsupportedError(_NO_ROOM.format(why))
 
     def get_logits(self) -> Any:
         rows = None if self.stock is None else self.stock.rows()
@@ -148,7 +187,10 @@ def guard_handles(llm: llama_cpp.Llama, stock: Stock | None = None) -> None:
         raise ModelError(f"the LoRA {llm.lora_path} cannot be used with {llm.model_path}: {_log.reason()}")
     for name, of in _CLASSES.items():
         getattr(llm, name).__class__ = of
-    vars(llm._ctx)["stock"] = stock
+    ctx = llm._ctx
+    vars(ctx).update(
+        stock=stock, size=_internals.LlamaContext.n_ctx(ctx), pooling=_internals.LlamaContext.pooling_type(ctx)
+    )
     _open.add(llm)
 
 

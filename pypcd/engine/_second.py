@@ -75,7 +75,7 @@ class Second:
         self.n_evaluated = end - begin
         threads = llama_cpp.llama_n_threads(self._first.ctx), llama_cpp.llama_n_threads_batch(self._first.ctx)
         llama_cpp.llama_set_n_threads(self.ctx, *threads)
-        llama_cpp.llama_set_abort_callback(self.ctx, abort or llama_cpp.ggml_abort_callback(), None)
+        llama_cpp.llama_set_abort_callback(self.ctx, *abort)
         found: dict[int, npt.NDArray[np.float32]] = {}
         for at in range(begin, end, size):
             part = range(at, min(at + size, end))

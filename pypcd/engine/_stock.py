@@ -64,8 +64,9 @@ _RESTORE = "llama_state_set_data", "llama_state_load_file", "llama_set_state_dat
 # what changes a sequence in a way that its tokens are not known from
 _MOVE = (
     *("llama_state_seq_set_data", "llama_state_seq_set_data_ext", "llama_state_seq_load_file"),
-    *("llama_memory_seq_add", "llama_memory_seq_div", "llama_memory_seq_keep"),
+    "llama_memory_seq_keep",
 )
+_SHIFT = "llama_memory_seq_add", "llama_memory_seq_div"  # the same, and their keys follow with the next token
 # what a second context would not have
 _ADAPT = (
     *("llama_set_adapter_lora", "llama_set_adapters_lora"),
@@ -88,6 +89,10 @@ _adapted = set[int]()  # the addresses of contexts, which have LoRAs before they
 
 def _address(ctx: Any) -> int:
     return int(getattr(ctx, "value", ctx) or 0)
+
+
+def _address_of(callback: Any) -> int:
+    return ctypes.cast(callback, ctypes.c_void_p).value or 0
 
 
 def watch() -> None:
@@ -116,12 +121,14 @@ def watch() -> None:
         """Another context may get this address, while something keeps this one's twins alive."""
         _adapted.discard(_address(args[0]))
         if twins := _contexts.pop(_address(args[0]), None):
-            _contexts.pop(_address(twins._memory), None)
+            _contexts.pop(twins._registered[1], None)
         return result
 
     llama_cpp.llama_decode.errcheck, llama_cpp.llama_free.errcheck = decoded, freed
     then(_RESTORE, lambda twins, *_: twins.forget())
     then(_MOVE, lambda twins, *_: twins.forget_texts())
+    then(_SHIFT, Stock.shifted)
+    then(["llama_set_abort_callback"], lambda twins, *abort: setattr(twins, "abort", abort))
     then(["llama_memory_clear"], lambda twins, *_: twins.removed(-1, 0, -1))
     then(["llama_memory_seq_rm"], Stock.removed)
     then(["llama_memory_seq_cp"], Stock.copied)
@@ -254,7 +261,7 @@ class Stock:
         self._watch, self._params, self._closing = watch, params, closing
         self._rotation = Rotation()
         self._second: Second | None = None
-        self.abort: Any = None  # the context's ggml_abort_callback
+        self.abort: tuple[Any, Any] = llama_cpp.ggml_abort_callback(), None  # the context's, and what it is given
         self._texts: dict[int, list[int] | None] = {}  # the tokens of each sequence; None: not known
         self._keys = SecondKeys(handle, model)
         self._has_sections = llama_cpp.llama_model_rope_type(model) in _SECTIONS
@@ -272,43 +279,56 @@ class Stock:
         self._counts = dict.fromkeys(_COUNTED.split(), 0)
         self._last_fallback = ""
         self._config: PCDConfig | None = None
+        self._is_moved = False  # by llama_memory_seq_add or _div: keys follow with the next token
         self._adopt()
+
+    @property
+    def _ctx(self) -> Any:
+        return self._handle.ctx
+
+    @property
+    def _memory(self) -> Any:
+        return llama_cpp.llama_get_memory(self._ctx)
 
     def _adopt(self) -> None:
         """Take on the context that the handle holds now."""
-        self._ctx = self._handle.ctx
-        self._memory = llama_cpp.llama_get_memory(self._ctx)
-        _contexts[_address(self._ctx)] = _contexts[_address(self._memory)] = self
+        self._registered = _address(self._ctx), _address(self._memory)
+        for address in self._registered:
+            _contexts[address] = self
+        llama_cpp.llama_set_abort_callback(self._ctx, *self.abort)
+        self._asked = []
+
+    @property
+    def shows_operations(self) -> bool:
+        """Whether the callback sees each operation."""
+        return _address_of(self._params.cb_eval) == _address_of(self._watch.callback)
 
     def show_operations(self) -> None:
-        """Have the context's operations shown to the callback, which slows each step on a GPU. llama.cpp takes a callback only when a context
-        is opened, so one that was opened without is opened again, and gets its state back.
+        """Have each operation shown to the callback, which slows each step on a GPU. llama.cpp takes a callback only when a context is opened,
+        so one that was opened without is opened again, and gets its state back.
 
         Raises:
-            UnsupportedError: it has a LoRA, a control vector or another callback, or there is no memory for it.
+            UnsupportedError: why it cannot be, such as a LoRA that it would lose; or there is no memory for it.
         """
-        given, own_address = (
-            ctypes.cast(one, ctypes.c_void_p).value for one in (self._params.cb_eval, self._watch.callback)
-        )
-        if given == own_address:
+        if self.shows_operations:
             return
-        if given:
-            raise UnsupportedError("this context has a callback already, and it can have only one")
-        if _address(self._ctx) in _adapted:
-            raise UnsupportedError(_ADAPTED_PLAIN)
+        if refusal := self._unshown():
+            raise UnsupportedError(refusal)
         own = type(self._params).from_buffer_copy(self._params)
         own.cb_eval = self._watch.callback
-        own.n_threads, own.n_threads_batch = (
-            llama_cpp.llama_n_threads(self._ctx),
-            llama_cpp.llama_n_threads_batch(self._ctx),
-        )
-        try:
-            self._handle.reopen(own)
-            self._params.cb_eval = own.cb_eval
-        finally:
-            self._asked = []
-            self._adopt()  # also a former one, if there is no memory; none is an error
-            llama_cpp.llama_set_abort_callback(self._ctx, self.abort or llama_cpp.ggml_abort_callback(), None)
+        self._handle.reopen(own, self._adopt)
+
+    def _unshown(self) -> str | None:
+        """Why operations cannot be shown, in a sentence; None if they can, or are."""
+        if self.shows_operations:
+            return None
+        if _address_of(self._params.cb_eval):
+            return "this context has a callback already, and it can have only one"
+        if _address(self._ctx) in _adapted:
+            return _ADAPTED_PLAIN
+        if self._is_moved:
+            return "positions were moved, and their keys are turned with the next token; evaluate one first"
+        return None
 
     # -- the setting ---------------------------------------------------------------------------------------------------
 
@@ -351,7 +371,7 @@ class Stock:
             return _ADAPTED
         if config.cache == "rerotated" and self._params.type_k not in TYPES:
             return "second keys are rotated in f16 and f32 alone; open the model without type_k, or use cache=shared"
-        return unknown_layout()
+        return unknown_layout() or (self._unshown() if sees_operations(config) else None)
 
     def _open_second(self, config: PCDConfig) -> None:
         type_k = FIELDS["type_k_over"].to_number(config.type_k_over)
@@ -392,6 +412,11 @@ class Stock:
         seqs = range(llama_cpp.llama_n_seq_max(self._ctx))
         self._texts = {seq: None for seq in seqs if llama_cpp.llama_memory_seq_pos_max(self._memory, seq) >= 0}
 
+    def shifted(self, *_: object) -> None:
+        """llama_memory_seq_add or llama_memory_seq_div was called."""
+        self._is_moved = True
+        self.forget_texts()
+
     def removed(self, seq: int, begin: int, end: int) -> None:
         """llama_memory_seq_rm was called."""
         for one in list(self._texts) if seq < 0 else [seq]:
@@ -415,6 +440,7 @@ class Stock:
 
     def _note(self, tokens: Sequence[_Token]) -> None:
         """These are in memory."""
+        self._is_moved = False
         for one in tokens:
             for seq in one.seqs:
                 text = self._texts.setdefault(seq, [])

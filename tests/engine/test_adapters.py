@@ -84,8 +84,9 @@ def test_a_context_with_one_is_not_opened_again_for_over_rotation(tiny: Tiny, lo
     llm = load(tiny("llama"), False, engine="stock")
     vector = (ctypes.c_float * 128)(*[1.0] * 128)
     assert llama_cpp.llama_set_adapter_cvec(llm.ctx, vector, 128, 64, 1, 2) == 0
-    with pytest.raises(pypcd.UnsupportedError, match="opened for plain decoding.*open the model with the setting"):
-        llm.pcd = "paper"
+    for ask in llm.check_pcd, lambda setting: setattr(llm, "pcd", setting):
+        with pytest.raises(pypcd.UnsupportedError, match="opened for plain decoding.*open the model with the setting"):
+            ask("paper")
     assert llm.pcd is None
 
 

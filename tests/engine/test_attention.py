@@ -11,8 +11,10 @@ from typing import Any
 import c_functions
 import llama_cpp
 import numpy as np
+import own_process
 import pytest
 from conftest import TOKENS, UNKNOWN, Load, Tiny, close, reference, shape, tolerance
+from preload import needs_preload
 from tiny_gguf import ARCHS, ATTENTION_ARCHS
 
 import pypcd
@@ -346,6 +348,41 @@ def test_a_context_without_room_says_so(kind: str, tiny: Tiny, load: Load) -> No
     llm.eval(text)
     with pytest.raises(UnsupportedError, match="no room for the question"):
         engine.attention(llm, text, TEXT[:20], [1] * 20)
+
+
+FAILING = """
+import ctypes
+sys.path.append(sys.argv[3])
+import c_functions
+fail_at = ctypes.CDLL(sys.argv[2]).preload_fail_at
+fail_at.restype, fail_at.argtypes = ctypes.c_long, [ctypes.c_long]
+llm = new(n_gpu_layers=0)
+llm.eval(list(range(3, 33)))
+
+def pays():
+    pypcd.engine.rewind(llm, 30)
+    return c_functions.attention(llm, 30, [9, 8, 7], [(0, 0), (1, 2)])
+
+wanted, n_failed, n, done = pays(), 0, 0, False
+while not done:
+    fail_at(n)
+    try:
+        pays()
+    except (pypcd.PCDError, MemoryError):
+        n_failed += 1
+    done = fail_at(-1) >= 0
+    assert abs(pays() - wanted).max() < 1e-6, n
+    n += 1
+assert n_failed > 10, n_failed
+"""
+
+
+@native
+@needs_preload
+def test_whichever_allocation_fails_the_next_question_is_read(tiny: Tiny, preload: Path) -> None:
+    """llama.cpp builds a batch of its own before it is pypcd's turn."""
+    support = Path(c_functions.__file__).parent
+    own_process.run(tiny("llama"), FAILING, preload, support, LD_PRELOAD=str(preload), stderr="(?s).*")
 
 
 @pytest.mark.skipif(not engine.is_native(), reason="for the stock engine: test_stock.py")

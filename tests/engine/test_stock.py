@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ from tiny_gguf import ATTENTION_ARCHS, HYBRID_ARCHS, ROPE_ARCHS
 
 import pypcd
 from pypcd import engine
+from pypcd.decode import Session
 from pypcd.engine import _rotation
 from pypcd.engine._calls import batch_of
 
@@ -445,11 +447,80 @@ def test_a_context_that_cannot_be_opened_again_is_as_it_was(
     opens = llama_cpp.llama_init_from_model
     with monkeypatch.context() as patch:
         patch.setattr(llama_cpp, "llama_init_from_model", lambda model, own: None if own.cb_eval else opens(model, own))
-        with pytest.raises(pypcd.UnsupportedError, match="no memory to show this context's operations.*smaller n_ctx"):
+        with pytest.raises(pypcd.UnsupportedError, match="no memory to open this context again.*smaller n_ctx"):
             llm.pcd = "paper"
     assert llm.pcd == pypcd.PCDConfig(**WINDOW) and not is_shown(llm) and cells(llm) == cells(plain)
+    with monkeypatch.context() as patch:
+        patch.setattr(llama_cpp, "llama_state_get_data", lambda *_: 0)
+        with pytest.raises(pypcd.UnsupportedError, match="does not give this context's state"):
+            llm.pcd = "paper"
     llm.eval(TOKENS[PROMPT : PROMPT + 1])
     check_rows(llm, tiny("llama"), TOKENS[: PROMPT + 1])
+
+
+def test_ctrl_c_meanwhile_leaves_a_context(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And another thread may ask for its size, which it does not have for a moment."""
+    llm, opens = load(tiny("llama"), WINDOW), llama_cpp.llama_init_from_model
+    llm.eval(TOKENS[:PROMPT])
+    seen = []
+
+    def interrupted(model: Any, own: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        seen.append((llm.n_ctx(), llm.pooling_type()))
+        return opens(model, own)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llama_cpp, "llama_init_from_model", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.pcd = "paper"
+    assert seen == [(llm.n_ctx(), llama_cpp.llama_pooling_type(llm.ctx))] and llm.pcd == pypcd.PCDConfig(**WINDOW)
+    llm.pcd = "paper"
+    llm.eval(TOKENS[PROMPT : PROMPT + 1])
+    check_rows(llm, tiny("llama"), TOKENS[: PROMPT + 1])
+
+
+def test_positions_that_were_moved_wait_for_a_token(tiny: Tiny, load: Load) -> None:
+    """llama.cpp turns their keys with the next batch, and a state does not say so."""
+    llm, shown = load(tiny("llama"), False), load(tiny("llama"), SHARED)
+    memories = [llama_cpp.llama_get_memory(one.ctx) for one in (llm, shown)]
+    for one, memory in zip((llm, shown), memories):
+        one.eval(TOKENS[:PROMPT])
+        llama_cpp.llama_memory_seq_rm(memory, 0, 10, 20)
+        llama_cpp.llama_memory_seq_add(memory, 0, 20, -1, -10)
+        one.n_tokens -= 10
+    with pytest.raises(pypcd.UnsupportedError, match="positions were moved.*evaluate one first"):
+        llm.check_pcd("paper:cache=shared")
+    for token in TOKENS[PROMPT : PROMPT + 2]:
+        llm.eval([token])
+        shown.eval([token])
+        llm.pcd = pypcd.PCDConfig(**SHARED)
+    close(llm.pcd_logits().local, shown.pcd_logits().local, tolerance(tiny("llama"), PROMPT))
+
+
+def test_who_may_stop_an_evaluation_still_may(tiny: Tiny, load: Load) -> None:
+    llm, asked = load(tiny("llama"), False), []
+    callback = llama_cpp.ggml_abort_callback(lambda _: bool(asked.append(1)))
+    llama_cpp.llama_set_abort_callback(llm.ctx, callback, None)
+    llm.pcd = "paper"
+    llm.eval(TOKENS[:5])
+    assert asked
+
+
+@pytest.mark.parametrize("setting", [None, "paper"])
+def test_a_session_reads_its_text_again(
+    setting: str | None, tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a copy, cells of a window have another order, by which flash attention rounds: an answer would depend on those before it."""
+    llm = load(tiny("gemma3"), False)
+    session = Session(llm)
+    session.start(TOKENS[:PROMPT], None)
+    session.finish()
+    monkeypatch.setattr(llama_cpp, "llama_state_set_data", lambda *_: pytest.fail("it is copied"))
+    if setting:
+        session.start(TOKENS[:PROMPT], pypcd.PCDConfig.resolve(setting))
+    else:
+        session.attention(TOKENS[:PROMPT], TOKENS[PROMPT : PROMPT + 5])
+    assert is_shown(llm)
 
 
 @pytest.mark.parametrize("name", ["llama_init_from_model", "llama_state_set_data"])
