@@ -76,7 +76,7 @@ class Answer:
     read: str = ""
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class Asking:
     """An answer while it is written: iterate over the pieces of its text.
 

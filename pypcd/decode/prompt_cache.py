@@ -45,7 +45,7 @@ _HEAD = struct.Struct("<III")  # llama.cpp's: magic, version, number of tokens
 _STALE = 3600.0  # seconds after which a file that was not finished is left over
 _PIECE = 1 << 24
 
-_whole: set[tuple[str, int, int]] = set()  # files that were read to their end: path, inode, size
+_whole: set[tuple[str, int, int]] = set()  # files that were read to their end for another process: path, inode, size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +171,8 @@ class PromptCache:
                 with contextlib.suppress(OSError):
                     entry.path.unlink()
                 continue
-            _whole.add(key)
+            if head:
+                _whole.add(key)
             with contextlib.suppress(OSError):
                 os.utime(entry.path)
             return entry

@@ -143,7 +143,8 @@ def run_options(plan: Plan, options: Mapping[str, Any], jobs: Jobs = 1) -> dict[
     if decode is None:
         decode = executors.n_threads(jobs)
     if decode is None or batch is None:
-        decode, batch, _ = threads.choose(options, decode, batch)
+        flash_attn = {"flash_attn": True} if _threads_matter(plan, options) else {}
+        decode, batch, _ = threads.choose({**options, **flash_attn}, decode, batch)
     return {**options, **dict(zip(_THREADS, (decode, batch)))}
 
 

@@ -71,7 +71,8 @@ class Model(Elsewhere):
         return self.bos
 
     def pieces(self, tokens: Sequence[int]) -> Iterator[tuple[bytes, str, bool]]:
-        return ((bytes(numbers), letters, defined) for numbers, letters, defined in self.call("pieces", tokens))
+        for numbers, letters, defined in self.call("pieces", tokens):
+            yield bytes(numbers), letters, defined
 
     def render(self, messages: list[Any]) -> ChatFormatterResponse:
         whole = []
