@@ -250,7 +250,7 @@ def test_a_run_has_the_same_threads_all_along(
     options = run_options(DEMO, given, jobs)
     assert (options["n_threads"], options["n_threads_batch"]) == wanted
     assert run_options(DEMO, options, jobs) == options
-    quantised = dataclasses.replace(DEMO, methods=("greedy", "greedy+kv:q8_0"))  # which takes flash attention
+    quantised = dataclasses.replace(DEMO, methods=("greedy", "kv:q8_0:q8_0"))  # which takes flash attention
     assert given or run_options(quantised, given, 1)["n_threads"] == 4
     known = {name: options[name] for name in ("n_threads", "n_threads_batch")}
     assert facts(DEMO, options)["options"] == ({"flash_attn": True, **known} if "flash_attn" in given else {})
