@@ -469,10 +469,13 @@ def test_ctrl_c_meanwhile_leaves_a_context(tiny: Tiny, load: Load, monkeypatch: 
         seen.append((llm.n_ctx(), llm.pooling_type()))
         return opens(model, own)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(llama_cpp, "llama_init_from_model", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a program in the background ignores it
+    try:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(llama_cpp, "llama_init_from_model", interrupted)
             llm.pcd = "paper"
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert seen == [(llm.n_ctx(), llama_cpp.llama_pooling_type(llm.ctx))] and llm.pcd == pypcd.PCDConfig(**WINDOW)
     llm.pcd = "paper"
     llm.eval(TOKENS[PROMPT : PROMPT + 1])
