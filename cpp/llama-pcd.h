@@ -5,8 +5,7 @@
 //
 //     L~ = (1 + beta) L - beta L*        on the plausible tokens of L (paper, Eq. 6)
 //
-// over the caller's logits row and drops the twins again. Callers need to know nothing of it. beta may follow the two rows from step
-// to step (llama_pcd_params.adaptive).
+// over the caller's logits row and drops the twins again. Callers need to know nothing of it.
 //
 // llama_decode() returns what it does without PCD, and its rules hold: on 1 and -1 nothing has changed; on 2 and below -1 the
 // micro-batches that were finished stay in memory, and there are no rows. A token whose twin fails or is aborted was not finished
@@ -24,7 +23,7 @@ extern "C" {
 #endif
 
 // bumped whenever llama_pcd_params or the meaning of a function changes
-#define LLAMA_PCD_VERSION 19
+#define LLAMA_PCD_VERSION 20
 
 // how far behind the best plausible token the others begin in the rows that callers read; see llama_pcd_contrast
 #define LLAMA_PCD_BEHIND 60.0f
@@ -110,8 +109,8 @@ LLAMA_API void llama_pcd_suspend(struct llama_context * ctx, bool suspend);
 // was decoded with; where a floor (min_context, min_entropy, min_first_entropy) leaves the token plain, it is L.
 LLAMA_API const float * llama_pcd_get_logits_ith(struct llama_context * ctx, int32_t i, int32_t which);
 
-// The strength that output i was contrasted with, i as above: beta, or with `adaptive` that of this step, beta_t. NaN where there is
-// no contrast: no such output, a single token is plausible, or a floor leaves the token plain.
+// The strength that output i was contrasted with, i as above: beta. NaN where there is no contrast: no such output, a single token is
+// plausible, or a floor leaves the token plain.
 LLAMA_API float llama_pcd_get_strength_ith(struct llama_context * ctx, int32_t i);
 
 LLAMA_API struct llama_pcd_stats llama_pcd_get_stats(struct llama_context * ctx);
@@ -125,7 +124,7 @@ LLAMA_API void llama_pcd_begin(struct llama_context * ctx, llama_seq_id seq_id, 
 LLAMA_API const char * llama_pcd_fallback_text(int32_t reason);
 
 // PCD for one sequence, where it is to differ from the context's. NULL: no twins for its tokens. Else params is a whole setting,
-// of which the sequence has beta, adaptive, gamma, relative_top, the floors, window, n_sink and combine of its own, and perturbation where
+// of which the sequence has beta, gamma, relative_top, the floors, window, n_sink and combine of its own, and perturbation where
 // it is LLAMA_PCD_PERTURBATION_NONE. (combine = false of the context holds for all its sequences.) All else has
 // to be as in the context, as far as the sequence's twins use it.
 //
@@ -152,8 +151,8 @@ LLAMA_API void    llama_pcd_noise (
         int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin);
 LLAMA_API int32_t llama_pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t offset_max);
 
-// L~ from L and L* (NULL: no contrast) into out (NULL: nowhere), all [n_vocab], with the beta, adaptive, gamma and relative_top of params.
-// Returns the number of plausible tokens. The strength beta_t goes to *strength (or NULL): NaN where nothing is contrasted.
+// L~ from L and L* (NULL: no contrast) into out (NULL: nowhere), all [n_vocab], with the beta, gamma and relative_top of params.
+// Returns the number of plausible tokens. beta goes to *strength (or NULL): NaN where nothing is contrasted.
 //
 // The other tokens keep L's order, and their first one lies `behind` below the best of L~ (INFINITY excludes them all). They are
 // as far apart as in L, but for what is more than 30 below their first one, which is pressed together so that none lies more than
@@ -167,14 +166,6 @@ LLAMA_API int32_t llama_pcd_offset(int32_t seed, int32_t pos, int32_t offset_min
 LLAMA_API int32_t llama_pcd_contrast(
         const float * standard, const float * local, int32_t n_vocab,
         const struct llama_pcd_params * params, float behind, float * out, float * strength);
-
-// The strength beta_t of Eq. 6 for L and L* [n_vocab]: beta, or what a measure (enum llama_pcd_adaptive) makes of it.
-//
-// LLAMA_PCD_ADAPTIVE_JSD is taken over the tokens for which both rows have a logit, and is 0 where there are none. A constant added to
-// a row does not change it. It is over the vocabulary, not the plausible tokens alone, where it would be another measure: that L*
-// puts its weight elsewhere counts too.
-LLAMA_API float llama_pcd_strength(
-        const float * standard, const float * local, int32_t n_vocab, float beta, int32_t adaptive);
 
 // The entropy of softmax(row) in bits, 0 to log2(n_vocab), over the tokens that have a logit; 0 where none has one.
 LLAMA_API float llama_pcd_entropy(const float * row, int32_t n_vocab);

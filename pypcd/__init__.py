@@ -54,7 +54,6 @@ else:  # unseen by type checkers, to which any name would be one of pypcd's
         "prompt_cache": "decode.prompt_cache",
         "rho": "settings.formula.rho",
         "sampler": "llama.sampler",
-        "strength": "settings.formula.strength",
     }
 
     def __getattr__(name: str) -> object:

@@ -225,7 +225,7 @@ def run(args: argparse.Namespace) -> int:
                 bar.end()
                 if not steps:
                     print(_table.paragraph(LEGEND + GOLD * (gold is not None)))
-                print("\n" + table(step, _table.columns(), is_adaptive=setting.adaptive is not None), flush=True)
+                print("\n" + table(step, _table.columns()), flush=True)
             steps.append(step)
 
     changes = tuple(Change(s.index, s.chosen.token, s.plain.token) for s in steps if s.is_changed)
@@ -257,17 +257,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def table(step: Step, width: int | None, *, is_adaptive: bool = False) -> str:
-    """A step's candidates, as wide as a terminal.
-
-    Args:
-        is_adaptive: whether the strength of the contrast differs from step to step, and is told.
-    """
+def table(step: Step, width: int | None) -> str:
+    """A step's candidates, as wide as a terminal."""
     title = f"token {step.index + 1}  {step.chosen.text}" + f"   plain: {step.plain.text}" * step.is_changed
     if step.beta is None:
         title += "   no contrast"
-    elif is_adaptive:
-        title += f"   strength of the contrast: beta {step.beta:.2f}"
     head = ("", "token", "L", "L*", "PCD", "rank")
     is_right = (False, False, True, True, True, False)
     return _table.paragraph(title, width) + "\n" + _table.table(head, [*map(_row, step.candidates)], is_right, width)

@@ -367,7 +367,7 @@ def check_contrast(got: pypcd.PCDLogits, c: pypcd.PCDConfig, seen: np.ndarray) -
     """The contrast of these rows is Eq. 6, and callers see it; the excluded tokens keep L's order, behind the best."""
     assert got.local is not None
     rows = got.standard.astype(float), got.local.astype(float)
-    eq6 = contrast(*rows, c.beta, c.gamma, c.relative_top, c.adaptive)
+    eq6 = contrast(*rows, c.beta, c.gamma, c.relative_top)
     kept = np.isfinite(eq6)
     if kept.sum() == 1:  # a single plausible token keeps its logit
         eq6[kept] = got.standard[kept]

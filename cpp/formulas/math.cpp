@@ -107,7 +107,7 @@ int32_t llama_pcd_contrast(
 
     // a single plausible token is decided whatever L* says: its logit stays
     const bool  contrasts = out && local && top.size() > 1;
-    const float beta      = contrasts ? llama_pcd_strength(standard, local, n_vocab, params->beta, params->adaptive) : NAN;
+    const float beta      = contrasts ? params->beta : NAN;
     if (strength) {
         *strength = beta;
     }

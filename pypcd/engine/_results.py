@@ -21,8 +21,8 @@ class PCDLogits:
         standard: L.
         local: L*, the twin's; None if it could not change the result and was not evaluated.
         contrasted: L~ (Eq. 6), -inf outside the plausible tokens; L where a floor leaves the token plain.
-        beta: the strength of this contrast, PCDConfig.beta or what `adaptive` made of it; None if nothing was contrasted,
-            since only one token is plausible, or a floor (min_context, min_entropy, min_first_entropy) leaves it plain.
+        beta: the strength of this contrast, PCDConfig.beta; None if nothing was contrasted, since only one token is plausible, or a floor
+            (min_context, min_entropy, min_first_entropy) leaves it plain.
     """
 
     standard: npt.NDArray[np.float32]

@@ -786,7 +786,7 @@ class Stock:
                 row.contrasted = row.shown = row.standard
                 return row.shown
             if len(kept) > 1 and row.local is not None:
-                row.beta = formula.strength(row.standard, row.local, beta=config.beta, adaptive=config.adaptive)
+                row.beta = config.beta
             local = row.standard if row.local is None else row.local
             row.contrasted = formula.tilt(row.standard, local, kept, row.beta or 0.0).astype(np.float32)
             row.shown = formula.put_behind(row.contrasted, row.standard).astype(np.float32)

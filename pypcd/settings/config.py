@@ -88,6 +88,9 @@ RECOMMENDED = "unsure"  # what True and "on" mean: of the presets, the one that 
 
 # -- the setting -------------------------------------------------------------------------------------------------------
 
+# fields that there were
+_FORMER = {"adaptive": "the strength is beta in every step; docs/evidence/when names the commit that has others"}
+
 
 @dataclasses.dataclass(frozen=True)
 class PCDConfig(Fields):
@@ -195,8 +198,10 @@ class PCDConfig(Fields):
 
     def replace(self, /, **changes: Any) -> PCDConfig:
         """A copy with some fields changed."""
-        for name in changes:
-            if name not in RANGES:
+        for name in [*changes]:
+            if name in _FORMER and changes.pop(name) is not None:
+                raise ArgumentError(f"PCDConfig has no field {name!r} any more: {_FORMER[name]}")
+            if name not in RANGES and name not in _FORMER:
                 raise ArgumentError(
                     f"PCDConfig has no field {name!r}{did_you_mean(name, RANGES)}; its fields: {', '.join(RANGES)}"
                 )

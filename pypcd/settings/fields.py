@@ -30,7 +30,6 @@ Transition = Literal["exponential", "none"]
 Perturbation = Literal["over-rotation", "none", "noise"]
 Band = Literal["low", "high", "all"]
 Sequences = Literal["all", "chosen"]
-Adaptive = Literal["jsd"]
 KeyType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 _GGML = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2}  # enum ggml_type
 
@@ -221,15 +220,6 @@ class Fields:
         Choice(get_args(Sequences)),
         "work",
         "For batches of several sequences. chosen: PCD is off for those that got no setting of their own by `llama_pcd_set_seq`, as in `pypcd serve`.",
-    )
-    adaptive: Adaptive | None = _field(
-        None,
-        OrNone(Choice(get_args(Adaptive))),
-        "contrast",
-        "The strength of each step. None: `beta`. jsd: `beta` times the Jensen-Shannon divergence of softmax(`L`) and softmax(`L*`), "
-        "0 to 1, as in AdaCAD (arXiv 2409.07394). It needs a larger beta, such as `window:adaptive=jsd:beta=5`.",
-        own=True,
-        numbers={None: 0, **{name: number for number, name in enumerate(get_args(Adaptive), 1)}},
     )
     min_context: int = _field(
         0,

@@ -1,4 +1,4 @@
-"""The method in numpy: over-rotated frequencies, the contrast and its strength.
+"""The method in numpy: over-rotated frequencies, the contrast and its plausible tokens, the entropy.
 
 Knows nothing of models or libraries.
 
@@ -19,12 +19,10 @@ __all__ = [
     "contrast",
     "entropy",
     "frequencies",
-    "jsd",
     "log_softmax",
     "plausible",
     "put_behind",
     "rho",
-    "strength",
     "tilt",
 ]
 
@@ -74,10 +72,9 @@ def contrast(
     beta: float = 2.5,
     gamma: int = 30,
     relative_top: float = 0.0,
-    adaptive: str | None = None,
     min_entropy: float = 0.0,
 ) -> Array:
-    """L~ = (1 + beta_t) L - beta_t L* on the plausible tokens of L, -inf elsewhere (Eq. 6), where beta_t is strength().
+    """L~ = (1 + beta) L - beta L* on the plausible tokens of L, -inf elsewhere (Eq. 6).
 
     Plausible tokens are the gamma most probable ones of L (the lower id first if logits are equal) that also reach
     relative_top times the highest probability. If only one is plausible it keeps its logit: there is nothing to decide.
@@ -89,7 +86,7 @@ def contrast(
     Args:
         standard: L, float[n_vocab].
         local: L*, float[n_vocab].
-        beta: as in PCDConfig; so are gamma, relative_top, adaptive and min_entropy.
+        beta: as in PCDConfig; so are gamma, relative_top and min_entropy.
 
     Returns:
         float64[n_vocab]
@@ -100,7 +97,7 @@ def contrast(
     kept = plausible(first, gamma=gamma, relative_top=relative_top)
     if not len(kept):
         return first.astype(np.float64)
-    return tilt(first, local, kept, 0.0 if len(kept) == 1 else strength(first, local, beta=beta, adaptive=adaptive))
+    return tilt(first, local, kept, 0.0 if len(kept) == 1 else beta)
 
 
 def tilt(standard: npt.ArrayLike, local: npt.ArrayLike, kept: npt.NDArray[np.intp], beta: float) -> Array:
@@ -134,26 +131,6 @@ def plausible(standard: npt.ArrayLike, *, gamma: int = 30, relative_top: float =
         logits = row[kept].astype(np.float64)
         kept = kept[logits >= logits.max() + np.log(relative_top)]
     return kept
-
-
-def strength(standard: npt.ArrayLike, local: npt.ArrayLike, *, beta: float = 2.5, adaptive: str | None = None) -> float:
-    """The strength of one step's contrast, beta_t: beta, with adaptive="jsd" times jsd() of the two rows."""
-    return beta if RANGES["adaptive"]("adaptive", adaptive) is None else beta * jsd(standard, local)
-
-
-def jsd(standard: npt.ArrayLike, local: npt.ArrayLike) -> float:
-    """The Jensen-Shannon divergence of softmax(L) and softmax(L*) with base-2 logarithms: 0 (they are equal) to 1.
-
-    It is taken over the tokens for which both rows have a logit, as contrast() has it; without any it is 0.
-    """
-    first, second = np.asarray(standard, np.float64), np.asarray(local, np.float64)
-    known = _is_logit(first) & _is_logit(second)
-    if not known.any():
-        return 0.0
-    log_p, log_q = log_softmax(first[known]), log_softmax(second[known])
-    log_m = np.logaddexp(log_p, log_q) - np.log(2.0)
-    total = np.exp(log_p) @ (log_p - log_m) + np.exp(log_q) @ (log_q - log_m)
-    return float(np.clip(total / np.log(4.0), 0.0, 1.0))
 
 
 def entropy(logits: npt.ArrayLike) -> float:

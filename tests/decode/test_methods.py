@@ -140,8 +140,8 @@ def test_the_control_of_a_setting_contrasts_where_the_setting_does(llm: pypcd.Ll
     """Not in an answer of whose first token the model is sure, nor before min_context."""
     unsure = Control(pcd=pypcd.PCDConfig.preset("unsure"))
     assert unsure == parse("control:0.75:relative_top=0.3:min_context=300:min_first_entropy=2.25").rows
-    control = Control(pcd=pypcd.PCDConfig(gamma=9, adaptive="jsd", alpha=0.5, n_sink=8), n_steps=4)
-    assert parse("control:gamma=9:adaptive=jsd:n_steps=4").rows == control
+    control = Control(pcd=pypcd.PCDConfig(gamma=9, min_entropy=1, alpha=0.5, n_sink=8), n_steps=4)
+    assert parse("control:gamma=9:min_entropy=1:n_steps=4").rows == control
     assert Control(pcd=pypcd.PCDConfig.preset("window")) == parse("control").rows
     pool, at = (PROMPT.replace(after="?"),), len(tokens_of(llm)) + 2  # tokens before the third row
     tokens, rows = rows_of(Method("control", Control(pool, pypcd.PCDConfig(min_context=at))), llm, 4)

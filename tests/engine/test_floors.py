@@ -29,7 +29,7 @@ from pypcd.settings.formula import contrast, entropy
 WAYS = [*EVALUATIONS, "auto"]
 FLOOR = 24  # of min_context
 N = 20  # tokens of a prompt
-EXACT = 1e-5  # bits: cpp/formulas/strength.cpp computes to about 1e-6 of log2(n_vocab), and n_vocab is below 2^10 here
+EXACT = 1e-5  # bits: cpp/formulas/entropy.cpp computes to about 1e-6 of log2(n_vocab), and n_vocab is below 2^10 here
 
 
 def check_plain(llm: pypcd.Llama, wanted: np.ndarray, i: int = -1) -> None:
@@ -207,11 +207,24 @@ def test_rows_of_one_batch_are_judged_one_by_one(cache: str, evaluation: str, co
             check_seen(context, i, {})
 
 
-@given(st.integers(0, 2**32 - 1), st.floats(0, 8), st.sampled_from([None, "jsd"]))
-def test_the_formula_in_numpy_leaves_a_row_of_low_entropy_plain(seed: int, least: float, adaptive: str | None) -> None:
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+def test_the_strength_of_a_contrast_can_be_read(evaluation: str, tiny: Tiny, load: Load) -> None:
+    for setting, wanted in (({"beta": 1.5}, 1.5), ({"gamma": 1}, None), ({"relative_top": 1.0}, None)):
+        llm = load(tiny("llama"), {**setting, "evaluation": evaluation})
+        llm.eval(TOKENS[:10])
+        assert llm.pcd_logits().beta == wanted
+    assert np.isnan(_native.pcd_get_strength_ith(llm.ctx, 77))
+    llm.pcd = False
+    llm.reset()
+    llm.eval(TOKENS[:10])
+    assert np.isnan(_native.pcd_get_strength_ith(llm.ctx, -1))
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 8))
+def test_the_formula_in_numpy_leaves_a_row_of_low_entropy_plain(seed: int, least: float) -> None:
     random = np.random.default_rng(seed)
     row, other = random.normal(0, 3, 200), random.normal(0, 3, 200)
-    fields: dict[str, Any] = {"beta": 1.5, "gamma": 20, "adaptive": adaptive}
+    fields: dict[str, Any] = {"beta": 1.5, "gamma": 20}
     got, always = contrast(row, other, min_entropy=least, **fields), contrast(row, other, **fields)
     assert np.array_equal(got, row if bits(row) < least else always)
 

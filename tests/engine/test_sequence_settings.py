@@ -47,7 +47,7 @@ OWN: list[Setting | None] = [  # by turns
     {"beta": 0.5, "relative_top": 0.2},
     {"beta": 4.0, "gamma": 17, "relative_top": 0.01},
     {},
-    {"adaptive": "jsd", "beta": 5.0},
+    {"gamma": 3, "beta": 5.0},
     {"min_context": 8, "beta": 1.0},  # as many tokens as a text has here
     {"min_context": 9},
     {"min_entropy": 1e-6},
@@ -173,7 +173,6 @@ def test_what_only_the_context_can_change_is_refused_before_and_after(
         (0, {"gamma": 0}, "gamma is 0, allowed: at least 1"),
         (0, {"perturbation": 1}, 'perturbation "none" without a window'),
         (0, {"sequences": 2}, "sequences is 2, allowed: 0 (all), 1 (chosen)"),
-        (0, {"adaptive": 2}, "adaptive is 2, allowed: 0 (none), 1 (jsd)"),
         (0, {"min_context": -1}, "min_context is -1, allowed: at least 0"),
         (0, {"min_first_entropy": 101.0}, "min_first_entropy is 101, allowed: 0 to 100"),
     ],

@@ -227,7 +227,6 @@ SETTINGS: list[Any] = [
     {**WINDOW, "min_context": 30},
     {**WINDOW, "min_first_entropy": 8.0},
     {**WINDOW, "min_entropy": 8.0},
-    {**WINDOW, "adaptive": "jsd", "beta": 5.0},
     {"perturbation": "none", "window": 5, "n_sink": 1, "gamma": 1},
     *TURNED,
     {**SHARED, "relative_top": 0.3, "min_context": 30},

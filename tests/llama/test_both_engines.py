@@ -81,14 +81,7 @@ CALLS: dict[str, tuple[Callable[[pypcd.Llama], Any], dict[str, Any]]] = {
 SETTINGS: list[dict[str, Any]] = [
     {"perturbation": "none", "window": 12, "beta": 1.5},
     {"perturbation": "none", "window": 12, "relative_top": 0.3, "min_context": 60, "min_entropy": 7.5},
-    {
-        "perturbation": "none",
-        "window": 20,
-        "gamma": 5,
-        "adaptive": "jsd",
-        "min_first_entropy": 5.0,
-        "evaluation": "alternate",
-    },
+    {"perturbation": "none", "window": 20, "gamma": 5, "min_first_entropy": 5.0, "evaluation": "alternate"},
     {"cache": "shared", "relative_top": 0.05},
 ]
 

@@ -136,9 +136,9 @@ def test_tables_fit_their_terminal_and_cannot_drive_it(columns: int) -> None:
 
 
 def test_a_table_has_the_marks_the_columns_and_what_plain_decoding_writes() -> None:
-    *lines, head, _, first, second = table(STEP, 200, is_adaptive=True).split("\n")
+    *lines, head, _, first, second = table(STEP, 200).split("\n")
     title = " ".join(lines)
-    assert 'plain: "ab"' in title and title.endswith("beta 1.50") and "beta" not in table(STEP, 200)
+    assert title.endswith('plain: "ab"')
     assert head.split() == ["token", "L", "L*", "PCD", "rank"]
     assert first.startswith(">* ") and first.split()[-6:] == ["25.0%", "50.0%", "12.5%", "2", "->", "1"]
     assert second.split() == ['"ab"', "25.0%", "-", "-", "1", "->", "-"]

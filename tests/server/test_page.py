@@ -202,13 +202,13 @@ def test_custom_opens_every_field_that_a_request_may_change_where_it_is_chosen(
     assert chat.page.get_by_role("button", name="PCD: custom").is_visible()  # it begins as what was chosen before
     assert asked(chat)["pcd"] == unsure
     values = {"beta": 0.5, "gamma": 8, "relative_top": 0.25, "perturbation": "none", "window": 32, "n_sink": 1}
-    values.update(adaptive="jsd", min_context=50, min_entropy=0.5, min_first_entropy=1.5)
+    values.update(min_context=50, min_entropy=0.5, min_first_entropy=1.5)
     assert set(values) == set(names)
     chat.pcd("^custom", **values)
     assert asked(chat)["pcd"] == values
     meant(served, pcd=values)  # and the server takes it
-    chat.pcd("^custom", adaptive="none", perturbation="over-rotation", window=0)
-    values.update(adaptive=None, perturbation="over-rotation", window=None)
+    chat.pcd("^custom", perturbation="over-rotation", window=0)
+    values.update(perturbation="over-rotation", window=None)
     assert asked(chat)["pcd"] == values
     meant(served, pcd=values)
     chat.pcd("^window")

@@ -152,7 +152,7 @@ def test_under_a_grammar_an_answer_is_plain_unless_its_request_asks(server: Serv
     assert text == plain and timings["pcd_twins"] > 0
 
 
-@pytest.mark.parametrize("name", ["plain", "server's", "adaptive"])
+@pytest.mark.parametrize("name", ["plain", "server's", "fields"])
 def test_under_a_grammar_the_tokens_are_those_of_llama(server: Server, llm: pypcd.Llama, name: str) -> None:
     asked = {"max_tokens": N, "temperature": 0, "grammar": LlamaGrammar.from_string(RULES, verbose=False)}
     wanted = llm.create_completion(
@@ -208,7 +208,7 @@ def test_the_body_comes_before_the_suffix_and_that_before_the_server(server: Ser
             assert meant(at, **asked) == meant(at, pcd="unsure"), "the recommended preset, whatever holds without it"
     assert meant(off) is False and meant(off, model="demo:pcd-off") is False
     assert meant(off, pcd="paper")["beta"] == 2.5
-    assert meant(off, pcd={"adaptive": "jsd", "window": None})["adaptive"] == "jsd"
+    assert meant(off, pcd={"gamma": 7, "window": None})["gamma"] == 7
 
 
 def test_what_another_server_could_do_is_refused_with_a_sentence(server: Server) -> None:

@@ -28,7 +28,7 @@ pytest_plugins = ["serving"]  # fixtures
 SECONDS = float(os.environ.get("PYPCD_LOAD_SECONDS", "4"))
 N_CLIENTS = int(os.environ.get("PYPCD_LOAD_CLIENTS", "16"))
 N_LEAST = 6  # requests of each client, however slow the machine is
-SETTINGS: list[Any] = [False, True, "cautious", {"beta": 8.0}, {"window": 16}, {"adaptive": "jsd", "beta": 20.0}]
+SETTINGS: list[Any] = [False, True, "cautious", {"beta": 8.0}, {"window": 16}, {"relative_top": 0.1, "beta": 20.0}]
 PROMPTS = [" ".join(f"{key * 37 % 101}: {key * 53 % 97}," for key in range(i, i + 4 + i % 3)) for i in range(8)]
 WRONG: list[Any] = [{"beta": -1}, {"perturbation": "none"}, "no", 3]
 
@@ -152,7 +152,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "/v1/responses": {
         "input": "hi",
         "max_output_tokens": 2,
-        "pcd": {"window": 8, "adaptive": None},
+        "pcd": {"window": None, "min_entropy": 1},
         "instructions": "x",
     },
     "/v1/messages": {"messages": HI, "max_tokens": 2, "pcd": False, "system": "x"},

@@ -306,7 +306,7 @@ def test_it_listens_on_several_addresses(both: str) -> None:
 
 def test_a_setting_means_what_it_means_in_python(server: Server) -> None:
     """More of them: tests/settings."""
-    for given in ("off", " OFF ", "Unsure", "window:relative_top=0.1", "paper:window=off:adaptive=jsd"):
+    for given in ("off", " OFF ", "Unsure", "window:relative_top=0.1", "paper:window=off:gamma=7"):
         wanted = PCDConfig.resolve(given)
         got = meant(server, pcd=given)
         assert got == (wanted is not None and {name: getattr(wanted, name) for name in got}), given

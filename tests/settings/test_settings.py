@@ -66,6 +66,7 @@ def test_words_are_joined_by_colons_alone(text: str) -> None:
         ("beta=1:window", "'window' is not a value; write it as name=value"),
         ("=1", "'=1' is not a value"),
         ("betta=1", "no field 'betta'"),
+        ("paper:adaptive=jsd", "no field 'adaptive' any more: the strength is beta in every step; docs/evidence/when"),
         ("beta=-1", "beta is -1; allowed: from 0 to 1000"),
         ("gamma=2.5", "gamma is 2.5; allowed: an integer of at least 1"),
         ("gamma=none", "gamma is 'none'; allowed"),
@@ -91,6 +92,7 @@ def test_a_text_is_a_whole_setting_and_a_mapping_a_change() -> None:
         assert PCDConfig.resolve(text, base) == PCDConfig.resolve(text) == PCDConfig.preset("unsure")
     assert PCDConfig.resolve("cautious:beta=2", base) == PCDConfig.preset("cautious").replace(beta=2)
     assert PCDConfig.resolve("off", base) is None
+    assert PCDConfig().replace(adaptive=None, beta=2) == PCDConfig(beta=2), "a profile of an earlier release"
     with pytest.raises(
         ValueError, match="^pcd is .'beta': 1., which .* PCD is off; write paper:beta=1 or unsure:beta=1$"
     ):

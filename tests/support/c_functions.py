@@ -22,7 +22,6 @@ pcd_offset = bind("llama_pcd_offset", i32, i32, i32, i32, i32)
 pcd_contrast = bind(
     "llama_pcd_contrast", i32, float_p, float_p, i32, ctypes.POINTER(_bindings.Params), f32, float_p, float_p
 )
-pcd_strength = bind("llama_pcd_strength", f32, float_p, float_p, i32, f32, i32)
 pcd_entropy = bind("llama_pcd_entropy", f32, float_p, i32)
 said = ctypes.c_char_p, ctypes.c_size_t
 pcd_get = bind("llama_pcd_get", ctypes.c_bool, ctx_p, ctypes.POINTER(_bindings.Params))

@@ -89,20 +89,8 @@ def softmax(x: Array) -> Array:
     return p / p.sum(axis=-1, keepdims=True)
 
 
-def jsd(standard: Array, over: Array) -> float:
-    """The Jensen-Shannon divergence of the softmaxes of two rows, in bits, by its definition."""
-    p, q = softmax(standard), softmax(over)
-    m = (p + q) / 2
-    halves = [sum(x * math.log2(x / y) for x, y in zip(part.tolist(), m.tolist()) if x > 0) for part in (p, q)]
-    return sum(halves) / 2
-
-
-def contrast(
-    standard: Array, over: Array, beta: float, gamma: int, relative_top: float = 0.0, adaptive: str | None = None
-) -> Array:
+def contrast(standard: Array, over: Array, beta: float, gamma: int, relative_top: float = 0.0) -> Array:
     """(1 + beta) L - beta L* on the kept tokens, -inf on the others; all float64[n_vocab].
-
-    adaptive='jsd': with beta times the divergence of the two rows in place of beta.
 
     Kept: the gamma largest of `standard` (the lower token id first if equal) whose probability
     is at least relative_top times the largest."""
@@ -110,8 +98,6 @@ def contrast(
     if relative_top > 0.0:
         kept = kept[standard[kept] >= standard.max() + math.log(relative_top)]
     out = np.full(standard.shape, -np.inf)
-    if adaptive is not None:
-        beta *= {"jsd": jsd}[adaptive](standard, over)
     out[kept] = (1.0 + beta) * standard[kept] - beta * over[kept]
     return out
 

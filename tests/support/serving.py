@@ -45,7 +45,6 @@ SETTINGS: dict[str, Any] = {
     "preset": "cautious",
     "window": {"perturbation": "none", "window": 4, "n_sink": 0, "beta": 4.0},
     "fields": {"beta": 1.0, "relative_top": 0.05, "gamma": 8},
-    "adaptive": {"adaptive": "jsd", "beta": 20.0},
     "late": {"min_context": 30},
     "unsure": {"min_entropy": 2.0},
     "sure": {"min_entropy": 20.0},  # this and the next leave these prompts' answers alone

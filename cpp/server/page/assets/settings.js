@@ -70,7 +70,6 @@ export const VALUES = {
   perturbation: {label: "Rotation", about: "what is done to the second evaluation; none: it differs by its window alone"},
   window: {label: "Window", min: 0, step: 1, about: "tokens that the second evaluation sees; 0: all"},
   n_sink: {label: "First tokens", min: 0, step: 1, about: "with a window: so many first tokens are seen too"},
-  adaptive: {label: "Adaptive", about: "jsd: the strength follows how much the two evaluations differ"},
   min_context: {label: "From", min: 0, step: 1, about: "tokens; a shorter text is decoded plainly"},
   min_entropy: {label: "Unsure step", min: 0, max: 100, step: "any", about: "bits; a surer step is decoded plainly; 0: none"},
   min_first_entropy: {label: "Unsure answer", min: 0, max: 100, step: "any", about: "bits; an answer with a surer first token is plain; 0: none"},
@@ -79,7 +78,6 @@ export const VALUES = {
 /** The names that a value may have; undefined: it is a number. */
 export const namesOf = (name, pcd) => ({
   perturbation: [...new Set([pcd.setting.perturbation, "none"])],
-  adaptive: ["none", "jsd"],
 })[name];
 
 /** The settings that may be chosen, as {value, label, about}; pcd is that part of /props. */
@@ -120,7 +118,6 @@ export function pcdOf(settings, pcd) {
   if (choice !== "custom") return pcd.presets[choice];
   const custom = {...own, ...customOf(settings, pcd)};
   if ("window" in custom) custom.window ||= null;
-  if (custom.adaptive === "none") custom.adaptive = null;
   return custom;
 }
 
