@@ -40,7 +40,7 @@ _PART = 64  # rows of a batch: each row is n_vocab numbers, and with PCD each ha
 def scoring(config: PCDConfig, n_vocab: int) -> PCDConfig:
     """The setting whose rows score a given text: the same contrast, without a cut.
 
-    So a row is a whole distribution, log-softmax((1 + beta_t) L - beta_t L*), in which each token has its place. What says
+    So a row is a whole distribution, log-softmax((1 + beta) L - beta L*), in which each token has its place. What says
     where PCD contrasts at all (min_context, min_entropy, min_first_entropy) stays.
 
     Raises:
