@@ -17,7 +17,7 @@ from pypcd.cli.answer import add_methods, answer, methods_of, note_failure
 from pypcd.decode import Method
 from pypcd.document import Document
 from pypcd.errors import InputError
-from pypcd.evaluation.stats import MIN_N
+from pypcd.evaluation.stats import MIN_N, Paired, advised, paired
 from pypcd.prompt import has_template
 
 DEFAULT_METHODS = "greedy,replay,recite,pcd:unsure,pcd:window:relative_top=0.1"
@@ -141,16 +141,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _summarize(methods: Sequence[Method], done: Sequence[Done]) -> None:
-    """A table. The first method is what the others are compared with."""
-    first, rows = methods[0].name, []
+    """A table, and a sentence of advice. The first method is what the others are compared with."""
+    first, rows, compared = methods[0].name, [], dict[str, Paired]()
     judges = any(question.answer for question, _ in done)
     for name in (method.name for method in methods):
-        found = [(question, answers.get(first), answers[name].text) for question, answers in done if name in answers]
-        judged = [question.is_right(text) for question, _, text in found if question.answer]
-        others = [text.strip() != plain.text.strip() for _, plain, text in found if plain]
+        found = [(question, answers.get(first), answers[name]) for question, answers in done if name in answers]
+        judged = [question.is_right(one.text) for question, _, one in found if question.answer]
+        others = [one.text.strip() != plain.text.strip() for _, plain, one in found if plain]
         counts = [judged, others] if judges else [others]
         if found:
             rows.append([name, *(f"{sum(count)} of {len(count)}" for count in counts)])
+        both = [(q.is_right(one.text), q.is_right(plain.text)) for q, plain, one in found if q.answer and plain]
+        if both:
+            compared[name] = paired(*zip(*both))
     head = ["method", *["right"] * judges, "other answers"]
     print()
     print(_table.table(head, rows, [column > 0 for column in range(len(head))], _table.columns()))
@@ -160,6 +163,8 @@ def _summarize(methods: Sequence[Method], done: Sequence[Done]) -> None:
             "on which it alone is wrong, show a difference; fewer may be chance."
         )
         print("\n" + _table.paragraph(legend))
+        if (plain := compared.pop(first, None)) and compared:
+            print("\n" + _table.paragraph(advised(first, plain.score, compared)))
 
 
 def _print_json(number: int, question: Question, answers: dict[str, Answer], name: str) -> None:

@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pypcd.evaluation.plan import BASELINE, Key, Plan
-from pypcd.evaluation.stats import Paired, interval, paired
+from pypcd.evaluation.stats import Paired, advised, interval, paired
 from pypcd.evaluation.tasks import GROUPS
 from pypcd.evaluation.tasks import task as task_named
 
 __all__ = ["Row", "advice", "by_depth", "markdown", "rows"]
 
 N_BANDS = 5  # of depth
-LITTLE_TO_GAIN = 90.0  # percent that greedy has right
 
 _LEGEND = """\
 {n} questions a cell{half}, seed {seed}, {asked}. Scores in %. The difference to greedy is in points, on the same questions,
@@ -81,13 +80,7 @@ def advice(plan: Plan, records: Records) -> str:
     cells = {method: _cell(plan, records, plan.tasks, plan.lengths, method) for method in plan.methods}
     found = {method: _paired(cell) for method, cell in cells.items() if cell}
     plain = found.pop(BASELINE).score if BASELINE in found else 0.0
-    if plain >= LITTLE_TO_GAIN:
-        return f"{BASELINE} has {plain:.0f}% right, so there is little to gain here: ask longer prompts (--length), or leave it at that."
-    gains = {method: one for method, one in found.items() if one.is_clear and one.difference > 0}
-    if gains:
-        best = max(gains, key=lambda method: gains[method].difference)
-        return f"Use {best} for questions like these: {gains[best].wins} answers more are right with it, and {gains[best].losses} fewer."
-    return f"No method shows a gain over {BASELINE}, so there is no reason to use one for questions like these."
+    return advised(BASELINE, plain, found)
 
 
 def by_depth(plan: Plan, records: Records, task: str, length: int) -> dict[str, list[Paired]]:

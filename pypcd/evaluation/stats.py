@@ -8,20 +8,23 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pypcd.errors import InputError
 
-__all__ = ["MARGIN", "MIN_N", "NOT_SHOWN", "Paired", "interval", "paired"]
+__all__ = ["MARGIN", "MIN_N", "NOT_SHOWN", "Paired", "advised", "interval", "paired"]
 
 LEVEL = 0.05
 MIN_N = 6
 """Fewer samples that differ show nothing (Paired.is_clear): 2 / 2**5 is 0.0625."""
 MARGIN = 2.0
 """Points: a loss below this counts as none (Paired.spares)."""
+
+LITTLE_TO_GAIN = 90.0  # percent that the baseline has right
+WORTH_ASKING = 10  # points: a gain of so many that is not excluded is worth more questions
 
 NOT_SHOWN = f"~: the interval spans zero or p is {LEVEL:.2f} or more, no difference shown"
 """The meaning of the ~ of interval(), for a legend."""
@@ -118,6 +121,26 @@ def interval(d: Any, decimals: int = 1) -> str:
     """The difference of a Paired, or of what has these figures too, as text: `+1.0 [-2.0, +3.0] ~`; NOT_SHOWN says what the ~ means."""
     values = (f"{value:+.{decimals}f}" for value in (d.difference, d.low, d.high))
     return "{} [{}, {}]".format(*values) + ("" if d.is_clear else " ~")
+
+
+def advised(baseline: str, right: float, found: Mapping[str, Paired]) -> str:
+    """A sentence about what to do.
+
+    Args:
+        right: the baseline's score, in percent.
+        found: the other methods.
+    """
+    if right >= LITTLE_TO_GAIN:
+        return f"{baseline} has {right:.0f}% right, so there is little to gain here: ask about longer texts, or leave it at that."
+    gains = {method: one for method, one in found.items() if one.is_clear and one.difference > 0}
+    open_ = {method: one for method, one in found.items() if one.difference > 0 and not one.excludes(WORTH_ASKING)}
+    if not gains and not open_:
+        return f"No method shows a gain over {baseline}, so there is no reason to use one for questions like these."
+    best = max(gains or open_, key=lambda method: found[method].difference)
+    counts = f"{found[best].wins} answers more are right with it, and {found[best].losses} fewer"
+    if gains:
+        return f"Use {best} for questions like these: {counts}."
+    return f"{best} is ahead of {baseline}, which may be chance: {counts}. Ask more questions."
 
 
 def _tango(n: int, wins: int, losses: int, difference: float) -> float:

@@ -101,6 +101,7 @@ def test_answers_side_by_side(asked: Path, run: Run) -> None:
     assert "greedy        right: 8044-44b2" in first and "right: as greedy" in first
     assert "greedy        wrong: 5fa0-913c" in second
     assert [line.split()[1:4] for line in out.splitlines() if line.endswith(" of 3")] == [["1", "of", "2"]] * 2
+    assert out.rstrip().endswith("no reason to use one for questions like these.")
     records = [json.loads(line) for line in run(*words, "--json")[0].splitlines()]
     assert [record["right"] for record in records] == [True, True, False, False, None, None]
     assert [record["question"] for record in records] == [1, 1, 2, 2, 3, 3]
