@@ -140,6 +140,22 @@ def load(request: pytest.FixtureRequest) -> Iterator[Callable[..., pypcd.Llama]]
         llm.close()
 
 
+class Watched(pypcd.Llama):
+    """A model whose caller has given its context a callback."""
+
+    own = llama_cpp.ggml_backend_sched_eval_callback(lambda tensor, is_asking, data: not is_asking)
+
+    @property
+    def context_params(self) -> Any:
+        params = super().context_params
+        params.cb_eval = self.own
+        return params
+
+    @context_params.setter
+    def context_params(self, params: Any) -> None:
+        pypcd.Llama.context_params.fset(self, params)  # type: ignore[attr-defined]
+
+
 @pytest.fixture(scope="module")
 def demo() -> Iterator[pypcd.Llama]:
     """The included model, with exact types of cache."""

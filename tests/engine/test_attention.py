@@ -13,7 +13,7 @@ import llama_cpp
 import numpy as np
 import own_process
 import pytest
-from conftest import TOKENS, UNKNOWN, Load, Tiny, close, reference, shape, tolerance
+from conftest import TOKENS, UNKNOWN, Load, Tiny, Watched, close, reference, shape, tolerance
 from preload import needs_preload
 from tiny_gguf import ARCHS, ATTENTION_ARCHS
 
@@ -371,7 +371,7 @@ while not done:
     except (pypcd.PCDError, MemoryError):
         n_failed += 1
     done = fail_at(-1) >= 0
-    assert abs(pays() - wanted).max() < 1e-6, n
+    assert (pays() == wanted).all(), n
     n += 1
 assert n_failed > 10, n_failed
 """
@@ -393,18 +393,6 @@ def test_a_context_that_is_watched_already_refuses(tiny: Tiny, load: Load) -> No
     with tap(llm, ["l_out"]), pytest.raises(UnsupportedError, match="a callback already.*only one"):
         read(llm)
 
-    class Watched(pypcd.Llama):
-        @property
-        def context_params(self) -> Any:
-            params = super().context_params
-            params.cb_eval = own
-            return params
-
-        @context_params.setter
-        def context_params(self, params: Any) -> None:
-            pypcd.Llama.context_params.fset(self, params)  # type: ignore[attr-defined]
-
-    own = llama_cpp.ggml_backend_sched_eval_callback(lambda tensor, is_asking, data: not is_asking)
     with Watched(tiny("llama"), n_ctx=256) as watched:
         watched.eval(TEXT[:N_PAST])
         with pytest.raises(UnsupportedError, match="a callback already.*only one"):
