@@ -163,8 +163,8 @@ def _summarize(methods: Sequence[Method], done: Sequence[Done]) -> None:
             "on which it alone is wrong, show a difference; fewer may be chance."
         )
         print("\n" + _table.paragraph(legend))
-        if (plain := compared.pop(first, None)) and compared:
-            print("\n" + _table.paragraph(advised(first, plain.score, compared)))
+        if len(compared) > 1:
+            print("\n" + _table.paragraph(advised(first, compared)))
 
 
 def _print_json(number: int, question: Question, answers: dict[str, Answer], name: str) -> None:

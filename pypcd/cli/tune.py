@@ -13,7 +13,7 @@ from pypcd.cli import _options, _progress, _table, _terminal
 from pypcd.errors import InputError
 from pypcd.evaluation import Paired, Plan, facts, run_options
 from pypcd.evaluation.plan import BASELINE
-from pypcd.evaluation.stats import MARGIN, MIN_N, NOT_SHOWN, interval
+from pypcd.evaluation.stats import MARGIN, MIN_N, NOT_SHOWN, WORTH, interval
 from pypcd.evaluation.tasks.everyday import LEAST
 from pypcd.evaluation.tune import (
     ALL,
@@ -21,7 +21,6 @@ from pypcd.evaluation.tune import (
     MOST_SPOILT,
     N_EVERYDAY,
     SETTINGS,
-    WORTH,
     Cell,
     Tuned,
     tune,

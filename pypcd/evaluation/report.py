@@ -78,9 +78,7 @@ def _paired(cell: Sequence[Pair]) -> Paired:
 def advice(plan: Plan, records: Records) -> str:
     """A sentence about what to do, by the answers of all tasks and lengths together."""
     cells = {method: _cell(plan, records, plan.tasks, plan.lengths, method) for method in plan.methods}
-    found = {method: _paired(cell) for method, cell in cells.items() if cell}
-    plain = found.pop(BASELINE).score if BASELINE in found else 0.0
-    return advised(BASELINE, plain, found)
+    return advised(BASELINE, {method: _paired(cell) for method, cell in cells.items() if cell})
 
 
 def by_depth(plan: Plan, records: Records, task: str, length: int) -> dict[str, list[Paired]]:

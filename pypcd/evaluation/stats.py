@@ -15,7 +15,7 @@ import numpy as np
 
 from pypcd.errors import InputError
 
-__all__ = ["MARGIN", "MIN_N", "NOT_SHOWN", "Paired", "advised", "interval", "paired"]
+__all__ = ["MARGIN", "MIN_N", "NOT_SHOWN", "WORTH", "Paired", "advised", "interval", "paired"]
 
 LEVEL = 0.05
 MIN_N = 6
@@ -24,7 +24,8 @@ MARGIN = 2.0
 """Points: a loss below this counts as none (Paired.spares)."""
 
 LITTLE_TO_GAIN = 90.0  # percent that the baseline has right
-WORTH_ASKING = 10  # points: a gain of so many that is not excluded is worth more questions
+WORTH = 10.0
+"""Points: a gain below this is not worth more questions."""
 
 NOT_SHOWN = f"~: the interval spans zero or p is {LEVEL:.2f} or more, no difference shown"
 """The meaning of the ~ of interval(), for a legend."""
@@ -123,17 +124,17 @@ def interval(d: Any, decimals: int = 1) -> str:
     return "{} [{}, {}]".format(*values) + ("" if d.is_clear else " ~")
 
 
-def advised(baseline: str, right: float, found: Mapping[str, Paired]) -> str:
+def advised(baseline: str, found: Mapping[str, Paired]) -> str:
     """A sentence about what to do.
 
     Args:
-        right: the baseline's score, in percent.
-        found: the other methods.
+        found: the methods, and the baseline itself.
     """
-    if right >= LITTLE_TO_GAIN:
-        return f"{baseline} has {right:.0f}% right, so there is little to gain here: ask about longer texts, or leave it at that."
+    if baseline in found and found[baseline].score >= LITTLE_TO_GAIN:
+        right = f"{found[baseline].score:.0f}% right"
+        return f"{baseline} has {right}, so there is little to gain here: ask about longer texts, or leave it at that."
     gains = {method: one for method, one in found.items() if one.is_clear and one.difference > 0}
-    open_ = {method: one for method, one in found.items() if one.difference > 0 and not one.excludes(WORTH_ASKING)}
+    open_ = {method: one for method, one in found.items() if one.difference > 0 and not one.excludes(WORTH)}
     if not gains and not open_:
         return f"No method shows a gain over {baseline}, so there is no reason to use one for questions like these."
     best = max(gains or open_, key=lambda method: found[method].difference)

@@ -19,13 +19,13 @@ from pypcd.evaluation.executors import Jobs
 from pypcd.evaluation.plan import BASELINE, HALVES, Directory, Key, Plan
 from pypcd.evaluation.progress import Progress
 from pypcd.evaluation.run import Outcome, context_of, counts_of, evaluate, run_options
-from pypcd.evaluation.stats import Paired, paired
+from pypcd.evaluation.stats import WORTH, Paired, paired
 from pypcd.evaluation.tasks import GROUPS
 from pypcd.evaluation.tasks.everyday import LEAST, SHORT, kind_of
 from pypcd.settings.config import PCDConfig
 from pypcd.settings.ranges import Integer
 
-__all__ = ["ALL", "FEW_SETTINGS", "MOST_SPOILT", "N_EVERYDAY", "SETTINGS", "WORTH", "Cell", "Tried", "Tuned", "tune"]
+__all__ = ["ALL", "FEW_SETTINGS", "MOST_SPOILT", "N_EVERYDAY", "SETTINGS", "Cell", "Tried", "Tuned", "tune"]
 
 SETTINGS = (
     "unsure",
@@ -54,9 +54,6 @@ INSTEAD = "replay"
 
 MOST_SPOILT = 1.0
 """Percent of the everyday questions that greedy has right: how many of them a setting may have wrong."""
-
-WORTH = 10.0
-"""Points: a gain below this is not worth more questions."""
 
 Cell = tuple["str | None", "int | None"]
 """A task or a group of tasks, and a length. (None, None) stands for all of them together."""

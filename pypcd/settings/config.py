@@ -199,9 +199,10 @@ class PCDConfig(Fields):
     def replace(self, /, **changes: Any) -> PCDConfig:
         """A copy with some fields changed."""
         for name in [*changes]:
-            if name in _FORMER and changes.pop(name) is not None:
-                raise ArgumentError(f"PCDConfig has no field {name!r} any more: {_FORMER[name]}")
-            if name not in RANGES and name not in _FORMER:
+            if name in _FORMER:
+                if changes.pop(name) is not None:
+                    raise ArgumentError(f"PCDConfig has no field {name!r} any more: {_FORMER[name]}")
+            elif name not in RANGES:
                 raise ArgumentError(
                     f"PCDConfig has no field {name!r}{did_you_mean(name, RANGES)}; its fields: {', '.join(RANGES)}"
                 )
