@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 // bumped whenever llama_pcd_params or the meaning of a function changes
-#define LLAMA_PCD_VERSION 20
+#define LLAMA_PCD_VERSION 21
 
 // how far behind the best plausible token the others begin in the rows that callers read; see llama_pcd_contrast
 #define LLAMA_PCD_BEHIND 60.0f
@@ -142,14 +142,7 @@ LLAMA_API int32_t llama_pcd_set_seq(
 LLAMA_API void llama_pcd_unset_seq(struct llama_context * ctx, llama_seq_id seq_id);
 
 // rho_j = theta*_j / theta_j, j = 1 .. n_rot/2, into out[n_rot/2]
-LLAMA_API void llama_pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, int32_t band, double * out);
-
-// What is added to cos and sin of the first component of pair j at a position and layer, into each [n_rot/2]; and by how
-// much the position itself is moved: from offset_min to offset_max, and 0 if the former is larger. Functions of these arguments
-// alone: evaluating a token again gives the same.
-LLAMA_API void    llama_pcd_noise (
-        int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin);
-LLAMA_API int32_t llama_pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t offset_max);
+LLAMA_API void llama_pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, double * out);
 
 // L~ from L and L* (NULL: no contrast) into out (NULL: nowhere), all [n_vocab], with the beta, gamma and relative_top of params.
 // Returns the number of plausible tokens. beta goes to *strength (or NULL): NaN where nothing is contrasted.

@@ -166,7 +166,7 @@ def _table_2(plan: Plan, table: Sequence[Row]) -> list[str]:
     return lines
 
 
-_READINGS = ("pcd:paper:cache=separate", "pcd:paper:cache=shared", "pcd:window", "pcd:cautious", "pcd:blog")
+_READINGS = ("pcd:paper:cache=separate", "pcd:paper:cache=shared", "pcd:window", "pcd:cautious")
 
 _OTHERS = ("ms-poe-outlier", "segr-ends", "segr-vote", "control", "cad", "self-extend")
 

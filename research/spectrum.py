@@ -246,13 +246,8 @@ def run(args: argparse.Namespace) -> int:
     made: dict[int, Spectrum] = {}
     with _terminal.Bar(None, "analysing layers", unit=" layers") as bar:
         for il, layer in read_layers(llm, tokens).items():
-            table = rho(
-                2 * len(layer.theta),
-                alpha=config.alpha,
-                base_ratio=config.base_ratio,
-                transition=config.transition,
-                band=config.band,
-            )
+            how = {"alpha": config.alpha, "base_ratio": config.base_ratio, "transition": config.transition}
+            table = rho(2 * len(layer.theta), **how)
             made[il] = spectrum(layer.q, layer.k, layer.theta, table, pairing=layer.pairing)
             bar.update(1)
 

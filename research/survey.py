@@ -111,8 +111,8 @@ class EvalJob:
 
 def survey_methods() -> tuple[str, ...]:
     """Greedy, the presets, the window with a cut unless it is a preset, the controls of the paper's contrast, of that window's and
-    of unsure's, replay and recite. The first version of the method ("blog") changes nothing, so it is left out."""
-    presets = [f"pcd:{name}" for name in PRESETS if name != "blog"]
+    of unsure's, replay and recite."""
+    presets = [f"pcd:{name}" for name in PRESETS]
     cut = [] if setting_of(_CUT) in map(setting_of, presets) else [_CUT]
     values = (write_values(Control(pcd=setting_of(name)).pcd.differences()) for name in _CONTROLLED)  # type: ignore[arg-type]
     controls = (f"control:{written}" if written else "control" for written in values)

@@ -30,7 +30,7 @@ from hypothesis import settings
 from limits import EPSILON, allowed, two_shapes
 from preload import SANITIZED, preload  # noqa: F401  a fixture, and what tests import from here
 from recorder import pytest_runtest_logreport  # noqa: F401  a hook of pytest's
-from reference import Noise, Reference, behind, contrast, rho
+from reference import Reference, behind, contrast, rho
 from rpc_servers import rpc_servers  # noqa: F401  a fixture
 from tiny_gguf import write_tiny_gguf
 
@@ -293,24 +293,22 @@ def _twin(
     cache: str,
     window: int | None,
     n_sink: int,
-    noise: Noise | None,
     overrides: tuple[tuple[str, Any], ...],
 ) -> np.ndarray:
     table = None if rotation is None else lambda n_rot: rho(n_rot, *rotation)
     ref = reference(path, cpu_rounding=True, **dict(overrides))
-    return ref.twin(tokens, len(tokens) - 1, rho=table, cache=cache, window=window, n_sink=n_sink, noise=noise)
+    return ref.twin(tokens, len(tokens) - 1, rho=table, cache=cache, window=window, n_sink=n_sink)
 
 
 def expected(
     path: Path, tokens: list[int], i: int, c: pypcd.PCDConfig, **overrides: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """L and L* at position i, from the float64 reference."""
-    rotation = (c.alpha, c.base_ratio, c.transition, c.band) if c.perturbation == "over-rotation" else None
-    noise = Noise(c.noise, c.seed, c.band, (c.offset_min, c.offset_max)) if c.perturbation == "noise" else None
+    rotation = (c.alpha, c.base_ratio, c.transition) if c.perturbation == "over-rotation" else None
     # without rotation the cached keys are used as they are, whatever `cache` says
     cache = "shared" if rotation is None and c.cache == "rerotated" else c.cache
     more = tuple(sorted(overrides.items()))
-    over = _twin(path, tuple(tokens[: i + 1]), rotation, cache, c.window, c.n_sink, noise, more)
+    over = _twin(path, tuple(tokens[: i + 1]), rotation, cache, c.window, c.n_sink, more)
     return _standard(path, tuple(tokens), more)[i], over
 
 
@@ -345,7 +343,7 @@ def turn(path: Path, c: pypcd.PCDConfig, **overrides: Any) -> float:
     ref = reference(path, **overrides)
     if c.perturbation != "over-rotation" or not ref.n_rot:
         return 1.0
-    table = rho(ref.n_rot, c.alpha, c.base_ratio, c.transition, c.band)
+    table = rho(ref.n_rot, c.alpha, c.base_ratio, c.transition)
     return max([1.0, *(float((table * theta).max() / theta.max()) for theta, _ in ref._rope if theta.any())])
 
 

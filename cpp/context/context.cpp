@@ -177,5 +177,6 @@ ggml_tensor * llama_pcd_rotated(ggml_context * ctx, ggml_tensor * rotated) {
 }
 
 ggml_tensor * llama_pcd_rope_set_offset(ggml_tensor * a, int n_offs) {
-    return llama_pcd_graph::current().offset(a, n_offs) ? a : ggml_rope_set_offset(a, n_offs);
+    llama_pcd_graph::current().offset(a, n_offs);
+    return ggml_rope_set_offset(a, n_offs);
 }

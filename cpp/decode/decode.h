@@ -88,7 +88,7 @@ private:
     // evaluate the twins of some rows alone, and keep what they give
     outcome run_alone(const batch_t & batch, const std::vector<size_t> & which);
 
-    // Add the twins of some rows to a batch: first those that are not perturbed. i0: the entry of src that the first one of dst was, if
+    // Add the twins of some rows to a batch: first those that are not over-rotated. i0: the entry of src that the first one of dst was, if
     // dst has tokens.
     llama_pcd_twins add_twins(batch_t & dst, const batch_t & src, size_t i0, std::vector<size_t> which) const;
 

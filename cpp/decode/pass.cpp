@@ -48,7 +48,7 @@ llama_pcd_twins llama_pcd_decoder::add_twins(
     res.together = res.first > 0;
 
     std::stable_partition(which.begin(), which.end(), [&](size_t row) {
-        return rows.all[row].setting.perturbation == LLAMA_PCD_PERTURBATION_NONE;
+        return !llama_pcd_settings::rotates(rows.all[row].setting);
     });
     for (const size_t row : which) {
         const auto & setting = rows.all[row].setting;
@@ -59,7 +59,7 @@ llama_pcd_twins llama_pcd_decoder::add_twins(
         twin.parent    = llama_pcd_parent_of(token);
         twin.token     = res.together ? rows.all[row].id - (int32_t) i0 : -1;
         twin.row       = row;
-        twin.perturbed = setting.perturbation != LLAMA_PCD_PERTURBATION_NONE;
+        twin.rotated   = llama_pcd_settings::rotates(setting);
         twin.window    = setting.window;
         twin.n_sink    = setting.n_sink;
 

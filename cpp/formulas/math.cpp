@@ -1,4 +1,4 @@
-// Eq. 4, Eq. 6 and the noise, in double precision where the tables need it. llama-pcd.h says what each function is.
+// Eq. 4 and Eq. 6, in double precision where the tables need it. llama-pcd.h says what each function is.
 
 #include "llama-pcd.h"
 
@@ -10,19 +10,14 @@
 // Eq. 4
 //
 
-void llama_pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, int32_t band, double * out) {
+void llama_pcd_rho(int32_t n_rot, float alpha, float base_ratio, int32_t transition, double * out) {
     const int32_t n = n_rot/2;
 
-    const auto rho = [&](int32_t j) {
+    for (int32_t j = 1; j <= n; ++j) {
         const double lowered = std::pow((double) base_ratio, -2.0*(j - 1)/n_rot); // theta'_j / theta_j
         const double T = transition == LLAMA_PCD_TRANSITION_NONE ? 0.0 : 2.0 - std::exp((double) alpha*j/n);
 
-        return T + (1.0 - T)*lowered;
-    };
-    for (int32_t j = 1; j <= n; ++j) {
-        const double low = rho(j), high = rho(n + 1 - j);
-
-        out[j - 1] = band == LLAMA_PCD_BAND_LOW ? low : band == LLAMA_PCD_BAND_HIGH ? high : std::max(low, high);
+        out[j - 1] = T + (1.0 - T)*lowered;
     }
 }
 
@@ -131,48 +126,4 @@ int32_t llama_pcd_contrast(
     }
 
     return (int32_t) top.size();
-}
-
-//
-// noise: random numbers without a state; each is a hash (splitmix64) of what it belongs to
-//
-
-static uint64_t hash(uint64_t x) {
-    x += 0x9e3779b97f4a7c15ull;
-    x = (x ^ (x >> 30))*0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27))*0x94d049bb133111ebull;
-    return x ^ (x >> 31);
-}
-
-static uint64_t hash_of(int32_t seed, int32_t pos) {
-    return hash(hash((uint32_t) seed) + (uint32_t) pos);
-}
-
-// more than 0 and at most 1
-static double uniform(uint64_t x) {
-    return ((hash(x) >> 11) + 1)*0x1.0p-53;
-}
-
-void llama_pcd_noise(int32_t seed, int32_t pos, int32_t layer, int32_t n_rot, float sigma, int32_t band, float * cos, float * sin) {
-    const int32_t  n   = n_rot/2;
-    const uint64_t key = hash(hash_of(seed, pos) + (uint32_t) layer);
-
-    for (int32_t j = 0; j < n; ++j) {
-        const bool slow = j >= n/2;
-        const bool on   = band == LLAMA_PCD_BAND_ALL || slow == (band == LLAMA_PCD_BAND_LOW);
-
-        // two uniform numbers make two normal ones (Box and Muller)
-        const double r   = on ? sigma*std::sqrt(-2.0*std::log(uniform(key + 2*j))) : 0.0;
-        const double phi = 2.0*3.14159265358979323846*uniform(key + 2*j + 1);
-
-        cos[j] = r*std::cos(phi);
-        sin[j] = r*std::sin(phi);
-    }
-}
-
-int32_t llama_pcd_offset(int32_t seed, int32_t pos, int32_t offset_min, int32_t offset_max) {
-    if (offset_min > offset_max) {
-        return 0;
-    }
-    return offset_min + (int64_t) (hash(~hash_of(seed, pos)) % (uint64_t) ((int64_t) offset_max - offset_min + 1));
 }

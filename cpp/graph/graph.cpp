@@ -29,7 +29,7 @@ void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * cor
         last = {};
     }
     graph.inp_own = std::make_unique<llm_graph_input_pcd>(
-        *core, ubatch.n_tokens, last.n_twin, last.n_perturbed, gctx.hparams.n_pos_per_embd());
+        *core, ubatch.n_tokens, last.n_twin, last.n_rotated, gctx.hparams.n_pos_per_embd());
     if (last.n_twin > 0) {
         core->twins->place(core->memory, ubatch);
         graph.inp_own->visible = core->twins->visible(core->memory);
@@ -44,21 +44,13 @@ void llama_pcd_graph::begin(const llm_graph_context & gctx, llama_pcd_core * cor
 // inputs
 //
 
-ggml_tensor * llama_pcd_graph::input(ggml_tensor *& t, ggml_type type, int64_t ne0, const char * name, int64_t ne1, int64_t ne2) const {
+ggml_tensor * llama_pcd_graph::input_pos(ggml_tensor *& t, const char * name) const {
     if (!t) {
-        t = ggml_new_tensor_3d(ctx, type, ne0, ne1, ne2);
+        t = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, (int64_t) inp->n_tokens*inp->n_pos);
         ggml_set_input(t);
         ggml_set_name(t, name);
     }
     return t;
-}
-
-ggml_tensor * llama_pcd_graph::input_pos(ggml_tensor *& t, const char * name) const {
-    return input(t, GGML_TYPE_I32, (int64_t) inp->n_tokens*inp->n_pos, name);
-}
-
-static void set_data(ggml_tensor * t, const void * data) {
-    ggml_backend_tensor_set(t, data, 0, ggml_nbytes(t));
 }
 
 bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
@@ -72,7 +64,7 @@ bool llm_graph_input_pcd::can_reuse(const llm_graph_params & params) {
     auto & twins = *core.twins;
 
     const auto last = twins.layout_of(core.memory, ubatch);
-    if (last.n_twin != n_twin || last.n_perturbed != n_perturbed || last.misplaced) {
+    if (last.n_twin != n_twin || last.n_rotated != n_rotated || last.misplaced) {
         return false;
     }
     twins.place(core.memory, ubatch);
@@ -83,7 +75,6 @@ void llm_graph_input_pcd::set_input(const llama_ubatch * ubatch) {
     core.second.cells_stored();
 
     set_positions(*ubatch);
-    set_noise(*ubatch);
 
     for (const auto & [i, rot] : k_rot) {
         if (rot && rot->buffer) {
@@ -98,87 +89,30 @@ void llm_graph_input_pcd::set_input(const llama_ubatch * ubatch) {
 }
 
 void llm_graph_input_pcd::set_positions(const llama_ubatch & ubatch) const {
-    const auto & p = core.settings.params;
+    // as llm_graph_input_pos does: a text token has the same position in all sections but the last
+    const bool text = ubatch.token && n_pos == 4;
 
-    // fn(i, j) is number j of token i, for the tokens [i0, i1); others have 0
-    const auto set = [&](ggml_tensor * t, uint32_t i0, uint32_t i1, const auto & fn) {
+    // those of the tokens [i0, i1); others have 0
+    const auto set = [&](ggml_tensor * t, uint32_t i0, uint32_t i1) {
         if (!t || !t->buffer) {
             return;
         }
         std::vector<int32_t> data(n_tokens*n_pos, 0);
-        for (uint32_t j = 0; j < n_pos; ++j) {
+        for (uint32_t j = 0; j < (text ? 3 : n_pos); ++j) {
             for (uint32_t i = i0; i < i1; ++i) {
-                data[j*n_tokens + i] = fn(i, j);
+                data[j*n_tokens + i] = ubatch.pos[text ? i : j*n_tokens + i];
             }
         }
-        set_data(t, data.data());
-    };
-    // as llm_graph_input_pos does: a text token has the same position in all sections but the last
-    const bool text = ubatch.token && n_pos == 4;
-    const auto pos  = [&](uint32_t i, uint32_t j) {
-        if (text) {
-            return j < 3 ? ubatch.pos[i] : 0;
-        }
-        return ubatch.pos[j*n_tokens + i];
+        ggml_backend_tensor_set(t, data.data(), 0, ggml_nbytes(t));
     };
 
-    set(twin_pos, n_tokens - n_perturbed, n_tokens, pos);
-    set(key_pos,  0, n_tokens - n_twin, pos);
-    set(offsets,  n_tokens - n_perturbed, n_tokens, [&](uint32_t i, uint32_t j) {
-        return j < 3 ? llama_pcd_offset(p.seed, ubatch.pos[i], p.offset_min, p.offset_max) : 0;
-    });
-}
-
-void llm_graph_input_pcd::set_noise(const llama_ubatch & ubatch) const {
-    const auto & p = core.settings.params;
-
-    for (const auto & [key, t] : noise) {
-        if (!t->buffer) {
-            continue;
-        }
-        const auto [layer, n_dims] = key;
-
-        std::vector<float> data(ggml_nelements(t));
-        for (uint32_t i = 0; i < n_perturbed; ++i) {
-            float * cur = data.data() + (size_t) i*2*(n_dims/2);
-            llama_pcd_noise(p.seed, ubatch.pos[n_tokens - n_perturbed + i], layer, n_dims, p.noise, p.band, cur, cur + n_dims/2);
-        }
-
-        set_data(t, data.data());
-    }
+    set(twin_pos, n_tokens - n_rotated, n_tokens);
+    set(key_pos,  0, n_tokens - n_twin);
 }
 
 //
 // rotation
 //
-
-// cos and sin of the first component of each pair of a twin get noise:
-//   y1 = (cos + n1) a1 - (sin + n2) a2
-ggml_tensor * llama_pcd_graph::build_noise(ggml_tensor * cur, ggml_tensor * a, const llama_pcd_rotation & r) {
-    const int64_t n_half = r.n_dims()/2;
-    const int64_t n_head = a->ne[1];
-    const int64_t i0     = inp->n_tokens - inp->n_perturbed;
-
-    ggml_tensor * noise = input(inp->noise[{ n_attn, r.n_dims() }], GGML_TYPE_F32, n_half, "pcd_noise", 2, inp->n_perturbed);
-
-    // pairs are neighbours, or half the rotated dimensions apart
-    const bool   pairs  = r.mode() == GGML_ROPE_TYPE_NORMAL;
-    const size_t stride = pairs ? 2*a->nb[0] : a->nb[0];
-
-    const auto component = [&](size_t offs) {
-        return ggml_cont(ctx, ggml_view_4d(ctx, a, 1, n_half, n_head, inp->n_perturbed, stride, a->nb[1], a->nb[2],
-                                           i0*a->nb[2] + offs*a->nb[0]));
-    };
-    const auto part = [&](int64_t k) {
-        return ggml_view_4d(ctx, noise, 1, n_half, 1, inp->n_perturbed, noise->nb[0], noise->nb[1], noise->nb[2], k*noise->nb[1]);
-    };
-
-    ggml_tensor * delta = ggml_sub(ctx,
-            ggml_mul(ctx, component(0),                  part(0)),
-            ggml_mul(ctx, component(pairs ? 1 : n_half), part(1)));
-
-    return ggml_acc(ctx, cur, delta, pairs ? 2*cur->nb[0] : cur->nb[0], cur->nb[1], cur->nb[2], i0*cur->nb[2]);
-}
 
 ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur) {
     if (!builds_in(c)) {
@@ -192,20 +126,11 @@ ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur) {
         core->seen.push_back(cur);
     }
 
-    ggml_tensor *      a = cur->src[0];
     llama_pcd_rotation r(cur);
 
-    const auto & settings = core->settings;
-
-    if (inp->n_perturbed > 0 && settings.rotates()) {
+    if (inp->n_rotated > 0) {
         cur = r.turn(ctx, cur, input_pos(inp->twin_pos, "pcd_twin_pos"),
                 core->second.difference(r.factors, r.n_dims()/2), 0);
-    }
-    if (inp->n_perturbed > 0 && settings.params.perturbation == LLAMA_PCD_PERTURBATION_NOISE) {
-        if (llama_pcd_settings::offsets(settings.params)) {
-            cur = r.turn(ctx, cur, input_pos(inp->offsets, "pcd_offsets"), r.factors, 0);
-        }
-        cur = build_noise(cur, a, r);
     }
 
     r.out = cur;
@@ -215,20 +140,15 @@ ggml_tensor * llama_pcd_graph::rotated(ggml_context * c, ggml_tensor * cur) {
     return cur;
 }
 
-bool llama_pcd_graph::offset(ggml_tensor * a, int n_offs) {
+void llama_pcd_graph::offset(ggml_tensor * a, int n_offs) {
     if (!core || rotations.empty() || rotations.back().out != a) {
-        return false;
+        return;
     }
     rotations.back().offset = n_offs;
-    core->offsets_pairs |= n_offs > 0;
 
-    if (a->op != GGML_OP_ROPE) {
-        return true; // noise, which is refused for such a model: this graph is never computed
-    }
-    if (inp->n_perturbed > 0 && core->settings.rotates()) {
+    if (inp->n_rotated > 0) {
         ggml_rope_set_offset(a->src[0], n_offs); // ours was built on top of the model's
     }
-    return false;
 }
 
 //
@@ -588,7 +508,7 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     }
     inp->masks[input_of(args.kq_mask)] = layer->i_cache;
 
-    const bool second = layer->k2 && core->settings.rerotated() && inp->n_perturbed > 0;
+    const bool second = layer->k2 && core->settings.rerotated() && inp->n_rotated > 0;
 
     // On the CPU flash attention passes over hidden cells, which takes less time than to leave them out.
     const bool passes_over = args.gctx.cparams.flash_attn && ggml_backend_buffer_is_host(layer->k1->buffer);
@@ -607,7 +527,7 @@ ggml_tensor * llama_pcd_graph::build_attn(const attn & args) {
     }
 
     // twins that look at the first keys are with the standard tokens if others look at the second ones
-    const int64_t n_last  = second ? inp->n_perturbed : inp->n_twin;
+    const int64_t n_last  = second ? inp->n_rotated : inp->n_twin;
     const int64_t n_first = inp->n_tokens - n_last;
 
     const part own   = { args.k, all, 0, n_first };

@@ -2,10 +2,10 @@
 // the next.
 //
 //   rotation   a twin's q and k are rotated a second time, by their position with the table theta* - theta; standard tokens by
-//              0, which is the identity. So one batch carries both on every backend. Or noise is added to them.
+//              0, which is the identity. So one batch carries both on every backend.
 //   keys       rerotated: beside each stored key its copy rotated the same way (standard tokens by their position, twins by 0:
 //              theirs are rotated already).
-//   attention  where there are second keys: standard tokens and twins that are not perturbed attend with (q, K, V), the others with
+//   attention  where there are second keys: standard tokens and twins that are not over-rotated attend with (q, K, V), the others with
 //              (q*, K*, V).
 
 #pragma once
@@ -21,8 +21,8 @@
 // Goes with a graph that was built for a context with PCD, behind the inputs of attention: it is not used again for others.
 class llm_graph_input_pcd : public llm_graph_input_i {
 public:
-    llm_graph_input_pcd(llama_pcd_core & core, uint32_t n_tokens, uint32_t n_twin, uint32_t n_perturbed, uint32_t n_pos) :
-        core(core), generation(core.pcd.generation), n_tokens(n_tokens), n_twin(n_twin), n_perturbed(n_perturbed), n_pos(n_pos) {}
+    llm_graph_input_pcd(llama_pcd_core & core, uint32_t n_tokens, uint32_t n_twin, uint32_t n_rotated, uint32_t n_pos) :
+        core(core), generation(core.pcd.generation), n_tokens(n_tokens), n_twin(n_twin), n_rotated(n_rotated), n_pos(n_pos) {}
 
     void set_input(const llama_ubatch * ubatch) override;
     bool can_reuse(const llm_graph_params & params) override;
@@ -32,14 +32,11 @@ public:
     const uint32_t generation;
     const uint32_t n_tokens;
     const uint32_t n_twin;      // the last tokens
-    const uint32_t n_perturbed; // the last of these: rotated or given noise
+    const uint32_t n_rotated; // the last of these: over-rotated
     const uint32_t n_pos;       // numbers that a position has
 
     ggml_tensor * twin_pos = nullptr; // I32 [n_tokens*n_pos] the position of a twin that is turned, 0 for others
     ggml_tensor * key_pos  = nullptr; // I32 [n_tokens*n_pos] the position of a standard token, 0 for a twin
-    ggml_tensor * offsets  = nullptr; // I32 [n_tokens*n_pos] by how much the position of such a twin is moved
-
-    std::map<std::pair<int32_t, int32_t>, ggml_tensor *> noise; // (layer, n_dims) -> F32 [n_dims/2, 2, n_perturbed]
 
     std::map<size_t,        ggml_tensor *> k_rot; // of each cache
     std::map<ggml_tensor *, size_t>        masks; // the KQ masks of the graph, and whose they are
@@ -49,7 +46,6 @@ public:
 
 private:
     void set_positions(const llama_ubatch & ubatch) const;
-    void set_noise    (const llama_ubatch & ubatch) const;
 };
 
 struct llama_pcd_graph {
@@ -60,11 +56,11 @@ struct llama_pcd_graph {
 
     bool builds_in(const ggml_context * c) const { return core && ctx == c; }
 
-    // `cur`, which the model rotated, with a twin's rotation or noise
+    // `cur`, which the model rotated, with a twin's rotation
     ggml_tensor * rotated(ggml_context * c, ggml_tensor * cur);
 
-    // the model has the rotation `a` start at another dimension; false: let the model do that itself
-    bool offset(ggml_tensor * a, int n_offs);
+    // the model has the rotation `a` start at another dimension
+    void offset(ggml_tensor * a, int n_offs);
 
     // the arguments of llm_graph_context::build_attn_mha
     struct attn {
@@ -107,11 +103,7 @@ private:
 
     std::map<mask_key, ggml_tensor *> masks;
 
-    ggml_tensor * input(ggml_tensor *& t, ggml_type type, int64_t ne0, const char * name, int64_t ne1 = 1, int64_t ne2 = 1) const;
-
-    ggml_tensor * input_pos  (ggml_tensor *& t, const char * name) const;
-
-    ggml_tensor * build_noise(ggml_tensor * cur, ggml_tensor * a, const llama_pcd_rotation & r);
+    ggml_tensor * input_pos(ggml_tensor *& t, const char * name) const;
 
     llama_pcd_rotation claim_rotation(const ggml_tensor * k_cur, bool hadamard);
 

@@ -41,7 +41,6 @@ struct llama_pcd_core {
 
     // what only a graph shows
     bool has_rotations  = false; // some layer rotates
-    bool offsets_pairs  = false; // a rotation does not start at the first dimension of its tensor
     bool hides_rotation = false; // a query or a key is rotated where we do not see it, so that its twin's would not be
 
     bool probing = false; // a graph is built to see this; nothing is added to it

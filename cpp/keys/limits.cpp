@@ -97,16 +97,15 @@ std::string llama_pcd_core::check_memory(const llama_pcd_params & p) const {
 
 std::string llama_pcd_core::check_model(const llama_pcd_params & p) const {
     const auto & model    = pcd.lctx.get_model();
-    const bool   perturbs = p.perturbation != LLAMA_PCD_PERTURBATION_NONE;
-    const bool   weighs   = std::any_of(second.layers.begin(), second.layers.end(), [](const auto & cur) { return cur.rotation.weighed; });
+    const bool   rotates = llama_pcd_settings::rotates(p);
+    const bool   weighs  = std::any_of(second.layers.begin(), second.layers.end(), [](const auto & cur) { return cur.rotation.weighed; });
 
     const std::string arch = "the architecture '" + model.arch_name() + "' ";
 
-    if ((model.hparams.rope_type == LLAMA_ROPE_TYPE_NONE || (has_graph && !has_rotations)) && perturbs) {
-        return arch + "has no rotary positions to " + (llama_pcd_settings::rotates(p) ? "over-rotate" : "add noise to") +
-            "; use perturbation=\"none\" with a window";
+    if ((model.hparams.rope_type == LLAMA_ROPE_TYPE_NONE || (has_graph && !has_rotations)) && rotates) {
+        return arch + "has no rotary positions to over-rotate; use perturbation=\"none\" with a window";
     }
-    if (hides_rotation && perturbs) {
+    if (hides_rotation && rotates) {
         return arch + "rotates queries or keys in a way that PCD does not follow, so L* would be wrong; "
             "use perturbation=\"none\" with a window";
     }
@@ -117,13 +116,10 @@ std::string llama_pcd_core::check_model(const llama_pcd_params & p) const {
         return arch + "changes its keys after rotating them, so a stored key cannot be rotated further; "
             "use cache=\"shared\"";
     }
-    if (offsets_pairs && p.perturbation == LLAMA_PCD_PERTURBATION_NOISE) {
-        return arch + "rotates a part of each head in place, where noise is not built; use perturbation=\"over-rotation\"";
-    }
     if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR && llama_pcd_settings::rerotated(p)) {
         return "second keys cannot be split over devices tensor by tensor; use another split_mode or cache=\"shared\"";
     }
-    if (on_cann(model) && perturbs) {
+    if (on_cann(model) && rotates) {
         return "the CANN backend keeps one table for all rotations of a graph; use perturbation=\"none\" with a window";
     }
     return {};

@@ -50,7 +50,7 @@ ggml_tensor * llama_pcd_second::table(const char * name, const ggml_tensor * sou
         const auto & p = settings.params;
 
         std::vector<double> rho(n);
-        llama_pcd_rho(2*n, p.alpha, p.base_ratio, p.transition, p.band, rho.data());
+        llama_pcd_rho(2*n, p.alpha, p.base_ratio, p.transition, rho.data());
         for (int64_t j = 0; j < n; ++j) {
             const double turn = rho[j] - 1.0;
             data[j] = std::abs(turn)*FACTOR_STILL > data[j] ? (float) (data[j]/turn) : FACTOR_STILL;

@@ -38,14 +38,7 @@ std::string llama_pcd_settings::check_range(const llama_pcd_params & p) {
             return format("%s is %.7g, allowed: %s", field.name, field.get(p), range_of(field).c_str());
         }
     }
-    if (p.offset_min > p.offset_max) {
-        return format("offset_max is %d, allowed: at least offset_min, %d", p.offset_max, p.offset_min);
-    }
-    if (p.perturbation == LLAMA_PCD_PERTURBATION_NOISE && p.cache == LLAMA_PCD_CACHE_REROTATED) {
-        return "cache \"rerotated\" turns keys to other frequencies, and perturbation \"noise\" has none; "
-            "use cache \"shared\"";
-    }
-    if (p.perturbation == LLAMA_PCD_PERTURBATION_NONE && p.window == 0) {
+    if (!rotates(p) && p.window == 0) {
         return "perturbation \"none\" without a window leaves the twin equal to its token; set window";
     }
     return {};
@@ -53,7 +46,7 @@ std::string llama_pcd_settings::check_range(const llama_pcd_params & p) {
 
 bool llama_pcd_settings::same_table(const llama_pcd_params & a, const llama_pcd_params & b) {
     return a.perturbation == b.perturbation && a.alpha == b.alpha && a.base_ratio == b.base_ratio &&
-        a.transition == b.transition && a.band == b.band;
+        a.transition == b.transition;
 }
 
 // a value for people
@@ -70,17 +63,13 @@ static std::string text(const pcd_field & field, const llama_pcd_params & p) {
 std::string llama_pcd_settings::find_difference(const llama_pcd_params & own, const llama_pcd_params & p) {
     using params = llama_pcd_params;
 
-    const bool turns = rotates(own);
-    const bool noise = own.perturbation == LLAMA_PCD_PERTURBATION_NOISE;
-    const bool plain = own.perturbation == LLAMA_PCD_PERTURBATION_NONE; // its twins see the first keys
+    const bool plain = !rotates(own); // its twins see the first keys
 
     for (const auto & field : pcd_fields) {
         const auto is = [&](auto ... members) { return (field.is(members) || ...); };
 
         const bool unused =
-            (plain  && is(&params::cache, &params::band)) ||
-            (!turns && is(&params::transition, &params::alpha, &params::base_ratio)) ||
-            (!noise && is(&params::noise, &params::offset_min, &params::offset_max, &params::seed)) ||
+            (plain && is(&params::cache, &params::transition, &params::alpha, &params::base_ratio)) ||
             (!rerotated(own) && is(&params::type_k_over)) || is(&params::sequences);
         const bool is_own = is(&params::perturbation) ? plain : field.is_own;
 
@@ -98,7 +87,7 @@ std::string llama_pcd_settings::find_difference(const llama_pcd_params & own, co
 llama_pcd_params llama_pcd_seq_table::merged(const own_setting & own, const llama_pcd_params & p) {
     llama_pcd_params res = p;
 
-    const bool to_none = own.params.perturbation == LLAMA_PCD_PERTURBATION_NONE;
+    const bool to_none = !llama_pcd_settings::rotates(own.params);
 
     for (const auto & field : pcd_fields) {
         if (field.is_own && (to_none || !field.is(&llama_pcd_params::perturbation))) {

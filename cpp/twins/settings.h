@@ -77,7 +77,6 @@ struct llama_pcd_settings {
 
     static bool rotates  (const llama_pcd_params & p) { return p.perturbation == LLAMA_PCD_PERTURBATION_OVER_ROTATION; }
     static bool rerotated(const llama_pcd_params & p) { return p.cache == LLAMA_PCD_CACHE_REROTATED && rotates(p); }
-    static bool offsets  (const llama_pcd_params & p) { return p.offset_min != 0 || p.offset_max != 0; }
 
     bool rotates()   const { return on && rotates(params); }
     bool rerotated() const { return on && rerotated(params); }

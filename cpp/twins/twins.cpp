@@ -21,11 +21,11 @@ llama_pcd_twins::layout llama_pcd_twins::layout_of(const llama_pcd_memory & memo
     layout res;
     for (const uint32_t entry : ubatch.data->batch_idxs) {
         const bool is_twin   = entry >= first;
-        const bool perturbed = is_twin && all[entry - first].perturbed;
+        const bool rotated = is_twin && all[entry - first].rotated;
 
-        res.misplaced   |= (res.n_twin > 0 && !is_twin) || (res.n_perturbed > 0 && !perturbed);
+        res.misplaced   |= (res.n_twin > 0 && !is_twin) || (res.n_rotated > 0 && !rotated);
         res.n_twin      += is_twin;
-        res.n_perturbed += perturbed;
+        res.n_rotated += rotated;
     }
     res.misplaced |= res.n_twin > 0 && together && !memory.recr && ubatch.equal_seqs();
     return res;

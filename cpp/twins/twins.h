@@ -27,7 +27,7 @@ struct llama_pcd_twin {
     size_t       row;    // which of llama_pcd_rows it gives
 
     // of the setting in force for it
-    bool      perturbed; // rotated or given noise
+    bool      rotated; // over-rotated
     llama_pos window;
     llama_pos n_sink;
 
@@ -61,7 +61,7 @@ struct llama_pcd_cell_range {
 };
 
 // The twins of one batch that llama.cpp decodes, which are its last entries. Made when they are added to the batch, and dropped with the
-// pass. Those that are not perturbed come before those that are, since attention is split between them.
+// pass. Those that are not over-rotated come before those that are, since attention is split between them.
 struct llama_pcd_twins {
     uint32_t first    = 0;     // the entry of the first one
     bool     together = false; // they are in the batch of their tokens
@@ -70,13 +70,13 @@ struct llama_pcd_twins {
 
     bool misplaced = false; // found in a micro-batch while the batch is decoded, see layout
 
-    // The end of a micro-batch: so many are twins, so many of these are perturbed. misplaced: twins cannot be evaluated in it. Attention is
-    // split, so all of them have to come after the standard tokens, and those that are perturbed last. If a batch does not fit as it
+    // The end of a micro-batch: so many are twins, so many of these over-rotated. misplaced: twins cannot be evaluated in it. Attention is
+    // split, so all of them have to come after the standard tokens, and those that are over-rotated last. If a batch does not fit as it
     // is, sliding-window memory splits it anew (split_equal), so that each sequence gets as many tokens in a micro-batch: then a twin
     // may come before the tokens that it should see.
     struct layout {
         uint32_t n_twin      = 0;
-        uint32_t n_perturbed = 0;
+        uint32_t n_rotated = 0;
         bool     misplaced   = false;
     };
     layout layout_of(const llama_pcd_memory & memory, const llama_ubatch & ubatch) const;

@@ -145,8 +145,6 @@ def n_twins(n_seq_max: int, n_batch: int) -> int:
 
 def needs(config: PCDConfig) -> str | None:
     """What of a setting only pypcd's own libllama can do, in a few words; None if any libllama can do it all."""
-    if config.perturbation == "noise":
-        return 'perturbation="noise"'
     if _rotates(config, "rerotated") and config.type_k_over is not None:
         return 'type_k_over with cache="rerotated"'
     if config.sequences == "chosen":
@@ -173,7 +171,7 @@ def _seen(config: PCDConfig, pos: int) -> tuple[range, range]:
 
 
 def _table(config: PCDConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in ("alpha", "base_ratio", "transition", "band")}
+    return {name: getattr(config, name) for name in ("alpha", "base_ratio", "transition")}
 
 
 @dataclasses.dataclass

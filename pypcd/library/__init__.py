@@ -28,7 +28,7 @@ from pypcd.library import ggml
 
 __all__ = ["API_VERSION", "NOT_INSTALLED", "check", "load", "pinned_version", "why_stock"]
 
-API_VERSION = 20  # LLAMA_PCD_VERSION of cpp/llama-pcd.h
+API_VERSION = 21  # LLAMA_PCD_VERSION of cpp/llama-pcd.h
 
 NOT_INSTALLED = (
     "llama-cpp-python is not installed; pypcd is built on it: pip install llama-cpp-python, which takes a C++ compiler and CMake, or a "

@@ -23,8 +23,8 @@ from typing import Any
 
 from pypcd import files
 from pypcd.errors import ArgumentError, InputError, did_you_mean, rename
-from pypcd.settings.fields import FIELDS, OFFSET, RANGES, Fields
-from pypcd.settings.ranges import Integer, check, literal
+from pypcd.settings.fields import FIELDS, RANGES, Fields
+from pypcd.settings.ranges import check, literal
 
 __all__ = [
     "PRESETS",
@@ -77,10 +77,6 @@ PRESETS: Mapping[str, Preset] = {
         {"perturbation": "none", "window": 64},
         "the twin sees only the last 64 positions and the first 4; no over-rotation",
     ),
-    "blog": Preset(
-        {"perturbation": "noise", "cache": "shared", "band": "all", "beta": 1.5, "gamma": 100},
-        "the method's first version: noise on cos and sin of all pairs, the cached keys as they are, beta 1.5, gamma 100",
-    ),
 }
 
 RECOMMENDED = "unsure"  # what True and "on" mean: of the presets, the one that spoils fewest answers
@@ -88,8 +84,16 @@ RECOMMENDED = "unsure"  # what True and "on" mean: of the presets, the one that 
 
 # -- the setting -------------------------------------------------------------------------------------------------------
 
-# fields that there were
-_FORMER = {"adaptive": "the strength is beta in every step; docs/evidence/when names the commit that has others"}
+# fields that there were: the value that is still true, and what to know of others
+_BLOG = "the first version of the method gained nothing; docs/evidence/table2 names the commit that has it"
+_FORMER = {
+    "adaptive": (None, "the strength is beta in every step; docs/evidence/when names the commit that has others"),
+    "band": ("low", "the low frequencies are over-rotated, as in the paper"),
+    "noise": (0.03, _BLOG),
+    "offset_min": (0, _BLOG),
+    "offset_max": (0, _BLOG),
+    "seed": (0, _BLOG),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,12 +111,6 @@ class PCDConfig(Fields):
 
     def __post_init__(self) -> None:
         check(self, **RANGES)
-        check(self, offset_max=Integer(self.offset_min, OFFSET))
-        if self.perturbation == "noise" and self.cache != "shared":
-            raise InputError(
-                f'cache is {self.cache!r}, which rotates keys to other frequencies, but perturbation="noise" has no other '
-                "frequencies; allowed with noise: 'shared'"
-            )
         if self.perturbation == "none" and self.window is None:
             raise InputError(
                 'window is None, but perturbation="none" leaves the twin equal to its token without one; set window to 1 or more'
@@ -125,7 +123,9 @@ class PCDConfig(Fields):
 
     @classmethod
     def preset(cls, name: str) -> PCDConfig:
-        """The preset called `name`: "paper", "unsure", "cautious", "window" or "blog"."""
+        """The preset called `name`: "paper", "unsure", "cautious" or "window"."""
+        if name == "blog":
+            raise InputError(f"there is no preset {name!r} any more: {_BLOG}")
         if name not in PRESETS:
             raise InputError(
                 f"preset is {name!r}{did_you_mean(name, PRESETS)}; allowed: {', '.join(map(repr, PRESETS))}"
@@ -171,7 +171,7 @@ class PCDConfig(Fields):
         name = first.lower()
         if name == "off" and not values:
             return None
-        if name == "on" or name in PRESETS:
+        if name in ("on", "blog", *PRESETS):
             return cls.preset(RECOMMENDED if name == "on" else name).replace(**read_values(values))
         if "=" in name:
             cls().replace(**read_values(words))  # what is wrong besides is said first
@@ -200,8 +200,9 @@ class PCDConfig(Fields):
         """A copy with some fields changed."""
         for name in [*changes]:
             if name in _FORMER:
-                if changes.pop(name) is not None:
-                    raise ArgumentError(f"PCDConfig has no field {name!r} any more: {_FORMER[name]}")
+                neutral, why = _FORMER[name]
+                if changes.pop(name) != neutral:
+                    raise ArgumentError(f"PCDConfig has no field {name!r} any more: {why}")
             elif name not in RANGES:
                 raise ArgumentError(
                     f"PCDConfig has no field {name!r}{did_you_mean(name, RANGES)}; its fields: {', '.join(RANGES)}"
@@ -243,7 +244,7 @@ if PCDConfig.__doc__:  # python -OO has none
     PCDConfig.__doc__ = inspect.cleandoc(PCDConfig.__doc__).replace("Raises:", f"{_arguments()}\n\nRaises:")
 
 
-rename(PCDConfig, {name: f"preset({name!r})" for name in ("paper", "cautious", "blog")})
+rename(PCDConfig, {name: f"preset({name!r})" for name in ("paper", "cautious")})
 rename(PCDConfig, {"windowed": "preset('window')", "gentle": "preset('unsure')", "from_profile": "resolve(path)"})
 
 # -- text --------------------------------------------------------------------------------------------------------------

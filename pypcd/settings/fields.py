@@ -21,19 +21,16 @@ from typing import Any, Literal, get_args
 
 from pypcd.settings.ranges import Check, Choice, Integer, Number, OrNone
 
-__all__ = ["FIELDS", "OFFSET", "RANGES", "Field", "Fields", "names"]
+__all__ = ["FIELDS", "RANGES", "Field", "Fields", "names"]
 
 # each in the order of its numbers in C
 Cache = Literal["rerotated", "shared", "separate"]
 Evaluation = Literal["fused", "alternate", "auto"]
 Transition = Literal["exponential", "none"]
-Perturbation = Literal["over-rotation", "none", "noise"]
-Band = Literal["low", "high", "all"]
+Perturbation = Literal["over-rotation", "none"]
 Sequences = Literal["all", "chosen"]
 KeyType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 _GGML = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2}  # enum ggml_type
-
-OFFSET = 2**20  # positions
 
 Range = Number | Integer | Choice | OrNone
 Part = Literal["twin", "contrast", "floor", "work"]
@@ -158,7 +155,7 @@ class Fields:
         Choice(get_args(Perturbation)),
         "twin",
         "What is done to the rotation of the local pass. over-rotation: the paper. none: the local pass differs by its window alone, "
-        "which works without RoPE too. noise (the method's first version): on cos and sin, with `cache=shared`.",
+        "which works without RoPE too.",
         own=True,
     )
     window: int | None = _field(
@@ -177,43 +174,12 @@ class Fields:
         "How many of the first positions a local pass with a window sees too.",
         own=True,
     )
-    band: Band = _field(
-        "low",
-        Choice(get_args(Band)),
-        "twin",
-        "Which frequencies are perturbed. low: the paper. high: the table of Eq. 4 in reverse order. all: the larger of both. With "
-        "noise: the slower half of the pairs, the faster half, all.",
-    )
     type_k_over: KeyType | None = _field(
         None,
         OrNone(Choice(get_args(KeyType))),
         "twin",
         "The type of the second keys. None: that of the cached keys. Types with a q need a head size that is a multiple of 32.",
         numbers={None: -1, **_GGML},
-    )
-    noise: float = _field(
-        0.03,
-        Number(0, 10),
-        "twin",
-        "The standard deviation of `perturbation=noise`.",
-    )
-    offset_min: int = _field(
-        0,
-        Integer(-OFFSET, OFFSET),
-        "twin",
-        "With `perturbation=noise`, positions of the local pass are also moved by random numbers from `offset_min` to `offset_max`.",
-    )
-    offset_max: int = _field(
-        0,
-        Integer(-OFFSET, OFFSET),
-        "twin",
-        "At least `offset_min`. If both are 0, positions stay.",
-    )
-    seed: int = _field(
-        0,
-        Integer(0),
-        "twin",
-        "The seed of noise and offset, which depend on seed, position and layer alone.",
     )
     sequences: Sequences = _field(
         "all",

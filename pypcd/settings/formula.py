@@ -42,16 +42,13 @@ def frequencies(n_rot: int, rope_freq_base: float) -> Array:
     return float(rope_freq_base) ** (-2.0 * np.arange(n_rot // 2) / n_rot)
 
 
-def rho(
-    n_rot: int, *, alpha: float = 0.2, base_ratio: float = 1e-4, transition: str = "exponential", band: str = "low"
-) -> Array:
+def rho(n_rot: int, *, alpha: float = 0.2, base_ratio: float = 1e-4, transition: str = "exponential") -> Array:
     """The factor by which each frequency is over-rotated: rho_j = theta*_j / theta_j (Eq. 4).
 
         T(x)  = 2 - exp(alpha x),  x = j / (d/2)      transition="none": T = 0
         rho_j = T + (1 - T) base_ratio^(-2(j-1)/d)    >= 1
 
-    It does not depend on B, so it works with any change that a model makes to its frequencies. band="high" is the same
-    table in reverse order, which over-rotates the high frequencies; "all" is the larger of the two for each pair.
+    It does not depend on B, so it works with any change that a model makes to its frequencies.
 
     Returns:
         float64[n_rot/2]
@@ -60,9 +57,7 @@ def rho(
     lowered = float(base_ratio) ** (-2.0 * (j - 1) / n_rot)
     exponential = RANGES["transition"]("transition", transition) == "exponential"
     t = 2.0 - np.exp(alpha * j / (n_rot // 2)) if exponential else np.zeros(len(j))
-    low = t + (1.0 - t) * lowered
-    RANGES["band"]("band", band)
-    return {"low": low, "high": low[::-1], "all": np.maximum(low, low[::-1])}[band]
+    return t + (1.0 - t) * lowered
 
 
 def contrast(

@@ -44,7 +44,6 @@ MODES: dict[str, list[dict[str, Any]]] = {
     "rerotated": [{}, {"window": 20}, {"type_k_over": "q8_0"}],
     "shared": [{"cache": "shared"}],
     "window": [{"perturbation": "none", "window": 20}],
-    "noise": [{"perturbation": "noise", "cache": "shared", "noise": 0.3}],
 }
 N_SHORT, N_LONG = 90, 1100  # of the second length a window leaves out enough to be worth an attention of its own
 

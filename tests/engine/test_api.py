@@ -101,17 +101,6 @@ def test_the_rows_of_a_long_prompt_are_freed(native: Native) -> None:
     assert context.stats.row_bytes == 0 and not _native.pcd_get_logits_ith(context.ctx, 5, _native.ROW_STANDARD)
 
 
-# -- numbers -----------------------------------------------------------------------------------------------------------
-
-
-def test_an_offset_between_limits_that_are_turned_around_is_none() -> None:
-    assert c_functions.pcd_offset(1, 2, 1, 0) == 0
-    assert c_functions.pcd_offset(1, 2, 2**31 - 1, -(2**31)) == 0
-    assert {c_functions.pcd_offset(1, i, -1, 1) for i in range(50)} == {-1, 0, 1}
-    widest = [c_functions.pcd_offset(1, i, -(2**31), 2**31 - 1) for i in range(50)]
-    assert min(widest) < -(2**29) and max(widest) > 2**29
-
-
 # -- models that do not exist yet --------------------------------------------------------------------------------------
 
 REFUSALS = """
@@ -159,7 +148,6 @@ KINDS: list[Setting | None] = [
     {"type_k_over": "f16"},
     {"evaluation": "alternate"},
     {"perturbation": "none", "window": 8},
-    {"cache": "shared", "perturbation": "noise"},
 ]
 
 
@@ -285,7 +273,7 @@ assert n_failed > 1, n_failed
         ({}, {"cache": "shared"}),
         ({}, {"type_k_over": "f16", "alpha": 0.4}),
         ({"cache": "shared"}, {"alpha": 0.4}),
-        ({"perturbation": "none", "window": 8}, {"cache": "shared", "perturbation": "noise"}),
+        ({"perturbation": "none", "window": 8}, {"cache": "shared"}),
     ],
     ids=str,
 )

@@ -181,7 +181,7 @@ def test_layers_whose_window_holds_all_are_read_too(
         close(got[il], sums, tolerance(path, of=sums, **shape(llm)))
 
 
-BY_ENGINE = {"native": "blog", "stock": "paper:cache=separate"}  # the settings that it alone runs
+BY_ENGINE = {"native": "paper:type_k_over=f16", "stock": "paper:cache=separate"}  # the settings that it alone runs
 
 
 @pytest.mark.parametrize(

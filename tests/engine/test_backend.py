@@ -73,10 +73,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     **READINGS,
     "rerotated-window": {"window": 20},
     "shared-window": {"cache": "shared", "window": 20},
-    "noise": {"perturbation": "noise", "cache": "shared", "noise": 0.3, "band": "all"},
-    "noise-offset": {"perturbation": "noise", "cache": "shared", "noise": 0.1, "offset_min": -2, "offset_max": 9},
     "rerotated-q8_0": {"type_k_over": "q8_0"},
-    "high": {"band": "high", "base_ratio": 0.01},
     "identity": {"base_ratio": 1.0},
 }
 

@@ -15,19 +15,16 @@ import pytest
 from conftest import SANITIZED, find_sdist
 
 ADDED = {  # what llama.cpp's graph of the same model and cache does not have, and the settings that add it
-    "ACC": "noise",
     "CONCAT along 0": "window",
     "CONCAT along 1": "rerotated, window",
     "CONCAT along 2": "window",
-    "CONT": "noise",
     "FLASH_ATTN_EXT": "rerotated",
     "GET_ROWS": "rerotated",
     "MUL_MAT": "rerotated, window",
-    "REPEAT": "rerotated, shared, window, noise",
+    "REPEAT": "rerotated, shared, window",
     "ROPE at an offset": "rerotated",
     "ROPE": "rerotated, shared",
     "SET_ROWS": "rerotated",
-    "SUB": "noise",
 }
 OPERATIONS = sorted({name.split()[0] for name in ADDED})  # as ggml names them
 BACKENDS = {  # the function that decides what a backend takes, and the operations that it has no case for
@@ -35,11 +32,11 @@ BACKENDS = {  # the function that decides what a backend takes, and the operatio
     "ggml-metal/ggml-metal-device.m": ("ggml_metal_device_supports_op", []),
     "ggml-vulkan/ggml-vulkan.cpp": ("ggml_backend_vk_device_supports_op", []),
     "ggml-sycl/ggml-sycl.cpp": ("do_ggml_backend_sycl_device_supports_op", []),
-    "ggml-opencl/ggml-opencl.cpp": ("ggml_opencl_supports_op", ["ACC"]),
-    "ggml-webgpu/ggml-webgpu.cpp": ("ggml_backend_webgpu_device_supports_op", ["ACC"]),
-    "ggml-hexagon/ggml-hexagon.cpp": ("ggml_backend_hexagon_device_supports_op", ["ACC"]),
+    "ggml-opencl/ggml-opencl.cpp": ("ggml_opencl_supports_op", []),
+    "ggml-webgpu/ggml-webgpu.cpp": ("ggml_backend_webgpu_device_supports_op", []),
+    "ggml-hexagon/ggml-hexagon.cpp": ("ggml_backend_hexagon_device_supports_op", []),
     "ggml-cann/ggml-cann.cpp": ("ggml_backend_cann_supports_op", []),
-    "ggml-et/ggml-et.cpp": ("ggml_backend_et_device_supports_op", ["ACC"]),
+    "ggml-et/ggml-et.cpp": ("ggml_backend_et_device_supports_op", []),
     "ggml-blas/ggml-blas.cpp": ("ggml_backend_blas_device_supports_op", sorted({*OPERATIONS} - {"MUL_MAT"})),
     "ggml-rpc/ggml-rpc.cpp": ("ggml_backend_rpc_device_supports_op", []),
 }

@@ -88,9 +88,9 @@ TURNED: list[dict[str, Any]] = [
     SEPARATE,
     PAPER,
     {**PAPER, "window": 20},
-    {**PAPER, "band": "all", "alpha": 0.5, "base_ratio": 0.01},
+    {**PAPER, "alpha": 0.5, "base_ratio": 0.01},
     {**SHARED, "window": 20},
-    {**SHARED, "band": "all", "alpha": 0.5, "base_ratio": 0.01},
+    {**SHARED, "alpha": 0.5, "base_ratio": 0.01},
     {**SEPARATE, "transition": "none", "base_ratio": 0.01},
 ]
 
@@ -577,7 +577,6 @@ def test_the_last_position_has_its_twin(setting: dict[str, Any], tiny: Tiny, loa
     ("setting", "what"),
     [
         ({"type_k_over": "f16"}, 'type_k_over with cache="rerotated"'),
-        ("blog", 'perturbation="noise"'),
         ({**WINDOW, "sequences": "chosen"}, 'sequences="chosen"'),
         ({"perturbation": "none", "window": 1}, "a window of 1"),
     ],
@@ -699,13 +698,13 @@ def test_a_second_context_holds_no_text_that_is_gone(tiny: Tiny, load: Load) -> 
 
 
 def test_settings_of_two_engines_are_not_asked_of_one() -> None:
-    separate, noise = (pypcd.PCDConfig.resolve(name) for name in ("paper:cache=separate", "blog"))
+    separate, coarse = (pypcd.PCDConfig.resolve(f"paper:{value}") for value in ("cache=separate", "type_k_over=f16"))
     if engine.choose_engine(None) == "native":
-        assert engine.choose_engine(None, None, separate) == "stock" and engine.choose_engine(None, noise) == "native"
+        assert engine.choose_engine(None, None, separate) == "stock" and engine.choose_engine(None, coarse) == "native"
     with pytest.raises(
-        pypcd.UnsupportedError, match='cache="separate" needs the stock engine and perturbation="noise" the native one'
+        pypcd.UnsupportedError, match='cache="separate" needs the stock engine and type_k_over .* the native one'
     ):
-        engine.choose_engine(None, noise, separate)
+        engine.choose_engine(None, coarse, separate)
 
 
 @pytest.mark.parametrize("deed", ["shift", "state"])

@@ -199,7 +199,7 @@ def test_types_of_the_cache_are_methods_beside_the_usual_one(tmp_path: Path) -> 
 
 
 def test_a_setting_of_the_stock_engine_is_a_method_beside_those_of_the_native_one(tmp_path: Path) -> None:
-    methods = ("pcd:paper:cache=separate", "pcd:blog")
+    methods = ("pcd:paper:cache=separate", "pcd:paper:type_k_over=f16")
     plan = Plan("demo", ("kv-short",), methods, (300,), n=3, max_tokens=12)
     outcome = evaluate(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 512})
     assert outcome.refused == {} and len(outcome.records) == 9

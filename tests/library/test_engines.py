@@ -58,7 +58,7 @@ def test_what_is_installed_decides_and_a_process_with_the_native_library_has_bot
 def test_a_process_with_the_stock_library_says_what_the_other_is_needed_for(tiny: Tiny) -> None:
     more = """
 print(said(lambda: opened(engine="native")))
-print(said(lambda: opened(pcd="blog")))
+print(said(lambda: opened(pcd="paper:type_k_over=f16")))
 print(said(lambda: pypcd.pcd_sampler(llm)))
 """
     said = runs("import pypcd" + OPEN + more, tiny("llama"), engine="stock")[1:]

@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).parents[2] / "research/models.py"
 
 def test_every_preset_is_asked_and_each_has_its_control() -> None:
     methods = survey_methods()
-    presets = {f"pcd:{name}" for name in PRESETS} - {"pcd:blog"}
+    presets = {f"pcd:{name}" for name in PRESETS}
     controls = {"control": {"pcd:paper", "pcd:window"}, "control:relative_top=0.1": {"pcd:window:relative_top=0.1"}}
     controls["control:beta=0.75:relative_top=0.3:min_context=300:min_first_entropy=2.25"] = {"pcd:unsure"}
     assert methods[0] == "greedy"

@@ -218,8 +218,6 @@ def test_what_another_server_could_do_is_refused_with_a_sentence(server: Server)
         ({"cache": "separate"}, 'cache="separate" is evaluated by the stock engine alone; '),
         ({"evaluation": "alternate"}, 'evaluation is "alternate", this server\'s is "fused"'),
         ("tuned.json", "a request cannot name a file"),
-        ("blog", "`pypcd serve --pcd`"),
-        ("blog:beta=1", "`pypcd serve --pcd`"),
         ("alpha=0.3", "write paper:alpha=0.3 or unsure:alpha=0.3"),
         ("paper:alpha=0.3", "alpha is 0.3, this server's is 0.2"),
         ("x" * 200000, "allowed: "),
@@ -313,8 +311,7 @@ def test_a_server_without_a_setting_runs_what_needs_no_rotation_on_request(tiny:
 def test_props_name_every_field_and_models_are_listed_with_their_settings(server: Server, off: Server) -> None:
     on, without = (ask(at, "/props")[1]["pcd"] for at in (server, off))
     listed = ask(server, "/v1/models")[1]["data"]
-    runs = [name for name in PRESETS if name != "blog"]  # noise is the whole server's
-    assert [one["id"] for one in listed] == ["demo", "demo:pcd", *(f"demo:pcd-{name}" for name in ("off", *runs))]
+    assert [one["id"] for one in listed] == ["demo", "demo:pcd", *(f"demo:pcd-{name}" for name in ("off", *PRESETS))]
     assert listed[0]["pcd"] == on and all(one["meta"] == listed[0]["meta"] for one in listed)
     assert on["default"] is True and without["default"] is False
     assert on["setting"] == {**PCDConfig().as_dict(), "evaluation": "fused", "sequences": "chosen"}

@@ -29,7 +29,6 @@ from pypcd.settings.config import PRESETS
 pytest_plugins = ["serving"]  # fixtures
 
 WINDOW = "window:evaluation=fused:window=4:n_sink=0"
-RUNS = [name for name in PRESETS if name != "blog"]  # noise is the whole server's
 ENDLESS = {"prompt": "a", "n_predict": -1, "ignore_eos": True}
 linux = pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc: run it on Linux")
 
@@ -116,7 +115,7 @@ def test_every_route_takes_a_name_with_its_suffix(server: Server, path: str) -> 
 def test_models_list_the_settings_of_what_is_loaded(ini: Path) -> None:
     with ready(model=[str(ini)]) as server:
         demo, late, noel = (
-            [name, f"{name}:pcd", *(f"{name}:pcd-{run}" for run in ("off", *RUNS))] for name in statuses(server)
+            [name, f"{name}:pcd", *(f"{name}:pcd-{run}" for run in ("off", *PRESETS))] for name in statuses(server)
         )
         assert server.names() == [*demo, "late", *noel]
         assert statuses(server) == {"demo": "loaded", "late": "unloaded", "père noël": "loaded"}

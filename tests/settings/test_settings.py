@@ -67,6 +67,8 @@ def test_words_are_joined_by_colons_alone(text: str) -> None:
         ("=1", "'=1' is not a value"),
         ("betta=1", "no field 'betta'"),
         ("paper:adaptive=jsd", "no field 'adaptive' any more: the strength is beta in every step; docs/evidence/when"),
+        ("paper:noise=0.1", "no field 'noise' any more: the first version .* docs/evidence/table2 names the commit"),
+        ("blog:gamma=30", "no preset 'blog' any more: the first version .* docs/evidence/table2 names the commit"),
         ("beta=-1", "beta is -1; allowed: from 0 to 1000"),
         ("gamma=2.5", "gamma is 2.5; allowed: an integer of at least 1"),
         ("gamma=none", "gamma is 'none'; allowed"),
@@ -92,7 +94,8 @@ def test_a_text_is_a_whole_setting_and_a_mapping_a_change() -> None:
         assert PCDConfig.resolve(text, base) == PCDConfig.resolve(text) == PCDConfig.preset("unsure")
     assert PCDConfig.resolve("cautious:beta=2", base) == PCDConfig.preset("cautious").replace(beta=2)
     assert PCDConfig.resolve("off", base) is None
-    assert PCDConfig().replace(adaptive=None, beta=2) == PCDConfig(beta=2), "a profile of an earlier release"
+    former = {"adaptive": None, "band": "low", "noise": 0.03, "offset_min": 0, "offset_max": 0, "seed": 0}
+    assert PCDConfig().replace(**former, beta=2) == PCDConfig(beta=2), "a profile of an earlier release"
     with pytest.raises(
         ValueError, match="^pcd is .'beta': 1., which .* PCD is off; write paper:beta=1 or unsure:beta=1$"
     ):
@@ -101,12 +104,12 @@ def test_a_text_is_a_whole_setting_and_a_mapping_a_change() -> None:
 
 def test_a_setting_is_shown_as_the_nearest_preset_and_what_differs() -> None:
     assert PCDConfig(beta=1.5, window=64).describe() == "paper:beta=1.5:window=64"
-    assert list(PRESETS) == ["paper", "unsure", "cautious", "window", "blog"]
+    assert list(PRESETS) == ["paper", "unsure", "cautious", "window"]
     for name in PRESETS:
         assert PCDConfig.preset(name) == PCDConfig.resolve(name)
         assert typed(PCDConfig.preset(name)) == name
     assert typed(None) == "off"
-    for shown in ("paper:beta=1.5", "cautious:window=64", "blog:gamma=30"):
+    for shown in ("paper:beta=1.5", "cautious:window=64", "window:gamma=10"):
         assert typed(PCDConfig.resolve(shown)) == shown
     likest = PCDConfig.preset("window").replace(beta=1.5, relative_top=0.1)  # cautious, but for its kind of twin
     assert "perturbation" not in typed(likest)

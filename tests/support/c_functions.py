@@ -16,9 +16,7 @@ from pypcd.engine._calls import call
 i32, f32 = ctypes.c_int32, ctypes.c_float
 i32_p, f64_p = ctypes.POINTER(i32), ctypes.POINTER(ctypes.c_double)
 pcd_default_params = bind("llama_pcd_default_params", _bindings.Params)
-pcd_rho = bind("llama_pcd_rho", None, i32, f32, f32, i32, i32, f64_p)
-pcd_noise = bind("llama_pcd_noise", None, i32, i32, i32, i32, f32, i32, float_p, float_p)
-pcd_offset = bind("llama_pcd_offset", i32, i32, i32, i32, i32)
+pcd_rho = bind("llama_pcd_rho", None, i32, f32, f32, i32, f64_p)
 pcd_contrast = bind(
     "llama_pcd_contrast", i32, float_p, float_p, i32, ctypes.POINTER(_bindings.Params), f32, float_p, float_p
 )

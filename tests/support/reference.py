@@ -35,53 +35,12 @@ _GGML = gguf.GGMLQuantizationType
 GELU_ARCHS = {"gemma2", "gemma3", "gpt2", "bloom"}
 
 
-def rho(n_rot: int, alpha: float, base_ratio: float, transition: str = "exponential", band: str = "low") -> Array:
-    """theta*_j / theta_j, float64[n_rot/2]: how far each pair over-rotates, for any base of the model.
-
-    band='high' over-rotates the fast pairs as 'low' does the slow ones; 'all' does both."""
+def rho(n_rot: int, alpha: float, base_ratio: float, transition: str = "exponential") -> Array:
+    """theta*_j / theta_j, float64[n_rot/2]: how far each pair over-rotates, for any base of the model."""
     j = np.arange(1, n_rot // 2 + 1, dtype=np.float64)
     # T: the weight of the model's own frequency
     keep = {"exponential": 2.0 - np.exp(alpha * j / (n_rot / 2)), "none": np.zeros_like(j)}[transition]
-    low = keep + (1.0 - keep) * base_ratio ** (-2.0 * (j - 1.0) / n_rot)
-    high = low[::-1]
-    return {"low": low, "high": high, "all": np.maximum(low, high)}[band]
-
-
-@dataclasses.dataclass(frozen=True)
-class Noise:
-    """The method's first version: noise on cos and sin of the first component of each pair, and a moved position.
-
-    Every number is a hash of its place: splitmix64 of the seed, the position and the layer, then uniform
-    numbers in (0, 1], two of which make two normal ones (Box and Muller)."""
-
-    sigma: float
-    seed: int = 0
-    band: str = "all"
-    offset: tuple[int, int] = (0, 0)
-
-    def offset_at(self, pos: int) -> int:
-        low, high = self.offset
-        return low + _hash(~self._key(pos) % 2**64) % (high - low + 1)
-
-    def at(self, pos: int, layer: int, n_rot: int) -> tuple[Array, Array]:
-        """The noise added to cos and to sin, each float64[n_rot/2]."""
-        half, key = n_rot // 2, _hash(self._key(pos) + layer)
-        uniform = [((_hash(key + i) >> 11) + 1) / 2**53 for i in range(2 * half)]
-        radius = self.sigma * np.sqrt(-2.0 * np.log(uniform[::2]))
-        slow = np.arange(half) >= half // 2
-        radius[{"low": ~slow, "high": slow, "all": slow & ~slow}[self.band]] = 0.0
-        phi = 2.0 * math.pi * np.array(uniform[1::2])
-        return radius * np.cos(phi), radius * np.sin(phi)
-
-    def _key(self, pos: int) -> int:
-        return _hash(_hash(self.seed) + pos)
-
-
-def _hash(x: int) -> int:
-    x = (x + 0x9E3779B97F4A7C15) % 2**64
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
-    return x ^ (x >> 31)
+    return keep + (1.0 - keep) * base_ratio ** (-2.0 * (j - 1.0) / n_rot)
 
 
 def softmax(x: Array) -> Array:
@@ -214,7 +173,6 @@ class Reference:
         cache: str = "rerotated",
         window: int | None = None,
         n_sink: int = 4,
-        noise: Noise | None = None,
     ) -> Array:
         """Logits of the local-aware twin of the token at position i, float64[n_vocab].
 
@@ -225,7 +183,7 @@ class Reference:
           'separate'   keys and values of a second pass that used theta* at every position in every layer.
         `window=W` hides the positions with i - n >= W, except the first n_sink. In the second pass of
         'separate' every position is a twin, so each sees only its own window.
-        `rho=None` is a twin without rotation. `noise` disturbs the twin and, in 'separate', the whole second pass."""
+        `rho=None` is a twin without rotation."""
         if rho is not None and not self.n_rot:
             raise ValueError(f"{self.arch} has no RoPE to over-rotate")
         ones = np.ones(self.n_rot // 2)
@@ -234,12 +192,11 @@ class Reference:
             raise ValueError(f"cache is 'rerotated', 'shared' or 'separate', not {cache!r}")
         memory = None
         if i > 0 and cache == "separate":
-            memory = self._evaluate(tokens[:i], over, window=window, n_sink=n_sink, noise=noise)[1]
+            memory = self._evaluate(tokens[:i], over, window=window, n_sink=n_sink)[1]
         elif i > 0:
             memory = self._plain(tokens[:i])[1]
         memory_rho = ones if cache == "shared" else over
-        options = {"window": window, "n_sink": n_sink, "noise": noise, "noisy_memory": cache == "separate"}
-        return self._evaluate(tokens[i : i + 1], over, memory, memory_rho, **options)[0][0]
+        return self._evaluate(tokens[i : i + 1], over, memory, memory_rho, window=window, n_sink=n_sink)[0][0]
 
     # --- the transformer ---
 
@@ -263,8 +220,6 @@ class Reference:
         *,
         window: int | None = None,
         n_sink: int = 0,
-        noise: Noise | None = None,
-        noisy_memory: bool = False,
         positions: Sequence[int] | None = None,
         trace: Trace | None = None,
         heads: Heads | None = None,
@@ -273,8 +228,7 @@ class Reference:
         """Evaluate `tokens` after the positions that `memory` holds.
 
         Returns the logits, and per layer the keys *before* rotation and the values, [n, n_head_kv, head_dim].
-        Every query and its own key is rotated by rho theta, the keys in memory by memory_rho theta. Noise is added to
-        every query and its own key, and to the keys in memory if these are noisy too."""
+        Every query and its own key is rotated by rho theta, the keys in memory by memory_rho theta."""
         n_past = len(memory[0][0]) if memory else 0  # a recurrent layer's state has as many rows here
         n_all = n_past + len(tokens)
         pos = np.arange(n_all, dtype=np.float64) if positions is None else np.asarray(positions, np.float64)
@@ -287,9 +241,6 @@ class Reference:
         visible = distance >= 0
         if window is not None:
             visible &= (distance < window) | (pos < n_sink)
-
-        noisy = range(0 if noisy_memory else n_past, n_all) if noise else range(0)
-        moved = pos + [noise.offset_at(p) if noise and p in noisy else 0 for p in range(n_all)]
 
         x = self._embed(np.asarray(tokens, dtype=np.int64), n_past)
         layers, trace = [], trace or Trace()
@@ -305,18 +256,13 @@ class Reference:
             layers.append((k, v))
             if memory:
                 k, v = np.concatenate([memory[il][0], k]), np.concatenate([memory[il][1], v])
-            angle = (moved[:, None] * rho_at * theta)[:, None]
+            angle = (pos[:, None] * rho_at * theta)[:, None]
             ratio = np.ones(self.n_head)
             if heads and il >= heads.first_layer:
                 ratio = heads.of(q[:n_prompt], k[:n_prompt])
             trace.ratios.append(ratio)
-            added = np.zeros((2, n_all, self.n_rot // 2))
-            if noise and theta.any():
-                n_attention = sum(f"blk.{i}.attn_k.weight" in self._w for i in range(il)) if self.arch == "lfm2" else il
-                for p in noisy:
-                    added[:, p] = noise.at(p, n_attention, self.n_rot)
-            q = self._rotate(q, angle[n_past:] / ratio[:, None], magnitude, added[:, n_past:])
-            k = self._rotate(k, angle / ratio[:: self.n_head // self.n_head_kv, None], magnitude, added)
+            q = self._rotate(q, angle[n_past:] / ratio[:, None], magnitude)
+            k = self._rotate(k, angle / ratio[:: self.n_head // self.n_head_kv, None], magnitude)
             if self.arch == "hunyuan-dense":
                 q, k = self._norm(q, f"blk.{il}.attn_q_norm"), self._norm(k, f"blk.{il}.attn_k_norm")
             mask = visible & (distance < self.window) if il in self.sliding else visible
@@ -426,15 +372,13 @@ class Reference:
         magnitude *= max(1.0, 1.0 + 0.1 * math.log(context_factor)) / (1.0 + 0.1 * math.log(context_factor))
         return theta, magnitude * (1.0 + 0.1 * math.log(1.0 / scale))
 
-    def _rotate(self, x: Array, angle: Array, magnitude: float, added: Array) -> Array:
-        """Rotate x [n, heads, head_dim] by angle [n, heads, n_rot/2]; dimensions past n_rot stay.
-
-        added [2, n, n_rot/2] is added to the cos and sin that make the first component of each pair."""
+    def _rotate(self, x: Array, angle: Array, magnitude: float) -> Array:
+        """Rotate x [n, heads, head_dim] by angle [n, heads, n_rot/2]; dimensions past n_rot stay."""
         half, y = self.n_rot // 2, x.copy()
         norm = ROPE_LAYOUT[self.arch] == "norm"
         a, b = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if norm else (slice(half), slice(half, 2 * half))
         cos, sin = np.cos(angle) * magnitude, np.sin(angle) * magnitude
-        y[..., a] = x[..., a] * (cos + added[0][:, None]) - x[..., b] * (sin + added[1][:, None])
+        y[..., a] = x[..., a] * cos - x[..., b] * sin
         y[..., b] = x[..., a] * sin + x[..., b] * cos
         return y
 
