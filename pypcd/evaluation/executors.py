@@ -10,6 +10,7 @@ import asyncio
 import collections
 import concurrent.futures
 import contextlib
+import gc
 import logging
 import multiprocessing
 import os
@@ -59,12 +60,15 @@ class Cluster(contextlib.ExitStack):
         try:
             self._client = self._dask.Client(address, timeout=_SECONDS, set_as_default=False, name="pypcd")
         except (OSError, ValueError, asyncio.TimeoutError) as error:
-            self.close()
-            raise PCDError(
-                f"no Dask scheduler answers at {address} ({str(error) or type(error).__name__}); start one: dask scheduler; "
-                f"and workers: dask worker {address} {_OPTIONS}"
-            ) from None
-        self.callback(self._client.close)
+            why = str(error) or type(error).__name__
+        else:
+            self.callback(self._client.close)
+            return
+        self.close()
+        gc.collect()  # it closes the client that failed: both wait without an end if that happens while another one starts
+        raise PCDError(
+            f"no Dask scheduler answers at {address} ({why}); start one: dask scheduler; and workers: dask worker {address} {_OPTIONS}"
+        )
 
     def everywhere(self, call: Callable[[], T]) -> dict[str, T]:
         """What a function returns in each worker, by its address.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import logging
 import platform
@@ -140,9 +141,16 @@ def test_ctrl_c_leaves_the_workers_of_others_without_a_model(cluster: Cluster, t
 
 
 def test_what_is_no_scheduler_is_told_of() -> None:
-    for address in ("nowhere", "127.0.0.1:1", ""):
-        with pytest.raises(pypcd.PCDError, match=f"no Dask scheduler answers at {address}"):
-            Cluster(address)
+    """Nothing is left to be collected later, which may be while another client starts: both would wait without an end."""
+    gc.collect()
+    gc.disable()
+    try:
+        for address in ("nowhere", "127.0.0.1:1", ""):
+            with pytest.raises(pypcd.PCDError, match=f"no Dask scheduler answers at {address}"):
+                Cluster(address)
+        assert not any(type(one) is distributed.Client for one in gc.get_objects())
+    finally:
+        gc.enable()
 
 
 def test_a_cluster_without_workers_says_how_to_start_some(scheduler: Any, tmp_path: Path) -> None:
