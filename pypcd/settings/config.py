@@ -110,6 +110,8 @@ class PCDConfig(Fields):
     """
 
     def __post_init__(self) -> None:
+        if self.perturbation == "noise":
+            raise InputError(f'there is no perturbation="noise" any more: {_BLOG}')
         check(self, **RANGES)
         if self.perturbation == "none" and self.window is None:
             raise InputError(

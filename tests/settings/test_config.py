@@ -96,7 +96,7 @@ REFUSED: dict[str, tuple[str, list[Any]]] = {
     "type_k_over": ("'f32'", ["q8", 8]),
     "evaluation": ("'fused', 'alternate', 'auto'", ["fuse", 0]),
     "transition": ("'exponential', 'none'", ["linear"]),
-    "perturbation": ("'over-rotation', 'none'", ["over_rotation", "noise"]),
+    "perturbation": ("'over-rotation', 'none'", ["over_rotation"]),
 }
 
 

@@ -68,6 +68,10 @@ def test_words_are_joined_by_colons_alone(text: str) -> None:
         ("betta=1", "no field 'betta'"),
         ("paper:adaptive=jsd", "no field 'adaptive' any more: the strength is beta in every step; docs/evidence/when"),
         ("paper:noise=0.1", "no field 'noise' any more: the first version .* docs/evidence/table2 names the commit"),
+        (
+            "paper:perturbation=noise",
+            "no perturbation=.noise. any more: the first version .* docs/evidence/table2 names",
+        ),
         ("blog:gamma=30", "no preset 'blog' any more: the first version .* docs/evidence/table2 names the commit"),
         ("beta=-1", "beta is -1; allowed: from 0 to 1000"),
         ("gamma=2.5", "gamma is 2.5; allowed: an integer of at least 1"),
