@@ -244,9 +244,9 @@ def run(args: argparse.Namespace) -> int:
     tokens = prompt_tokens(llm, prompt)
 
     made: dict[int, Spectrum] = {}
+    how = {"alpha": config.alpha, "base_ratio": config.base_ratio, "transition": config.transition}
     with _terminal.Bar(None, "analysing layers", unit=" layers") as bar:
         for il, layer in read_layers(llm, tokens).items():
-            how = {"alpha": config.alpha, "base_ratio": config.base_ratio, "transition": config.transition}
             table = rho(2 * len(layer.theta), **how)
             made[il] = spectrum(layer.q, layer.k, layer.theta, table, pairing=layer.pairing)
             bar.update(1)

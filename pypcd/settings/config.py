@@ -84,8 +84,8 @@ RECOMMENDED = "unsure"  # what True and "on" mean: of the presets, the one that 
 
 # -- the setting -------------------------------------------------------------------------------------------------------
 
-# fields that there were: the value that is still true, and what to know of others
 _BLOG = "the first version of the method gained nothing; docs/evidence/table2 names the commit that has it"
+# fields that there were: the value that is still true, and what to know of others
 _FORMER = {
     "adaptive": (None, "the strength is beta in every step; docs/evidence/when names the commit that has others"),
     "band": ("low", "the low frequencies are over-rotated, as in the paper"),
