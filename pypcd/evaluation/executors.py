@@ -15,6 +15,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import traceback
 import urllib.parse
@@ -157,13 +158,27 @@ def _beside(n: int, make: Make, todo: Todo) -> Iterator[Answer]:
 def _map(pool: Any, make: Make, todo: Todo) -> Iterator[Answer]:
     """What a pool (a concurrent.futures.Executor, or Dask's like one) answers, as it comes."""
     run = uuid.uuid4().hex
-    asked = [pool.submit(_answer, run, make, item) for item in todo.items()]
+    with _without_ctrl_c():
+        asked = [pool.submit(_answer, run, make, item) for item in todo.items()]
     try:
         for future in concurrent.futures.as_completed(asked):
             yield from future.result()
     finally:
         for future in asked:
             future.cancel()
+
+
+@contextlib.contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """A block whose new processes do not hear Ctrl-C, from their first moment on: Python would print where it was. This one hears it later."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # -- in another process -------------------------------------------------------------------------------------------------

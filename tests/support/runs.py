@@ -60,12 +60,12 @@ def command(out: Path, *more: str, n: int = DEMO.n) -> list[str]:
     return [sys.executable, "-m", "pypcd", *words, "--threads", "1", "--out", str(out), *more]
 
 
-def processes_of(mark: str) -> list[str]:
-    """The processes, by number, that have this text in their environment."""
+def processes_of(mark: str, loaded: str = "") -> list[str]:
+    """The processes, by number, that have this text in their environment, and a library of such a name."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if mark.encode() in (folder / "environ").read_bytes():
+            if mark.encode() in (folder / "environ").read_bytes() and loaded in (folder / "maps").read_text():
                 found.append(folder.name)
         except OSError:  # ended meanwhile
             continue
