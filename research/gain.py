@@ -1,9 +1,11 @@
 """What repeating passages gains, against how often plain decoding is right: a point for each model, length and kind of question.
 
     python -m research.finding MODEL --half second --paragraphs 12 --finder both --answers --json >12.jsonl
-    python -m research.gain "SmolLM2 135M, XQuAD=12.jsonl" … --out gain.png
+    python -m research.gain "SmolLM2 135M, XQuAD=12.jsonl" …
+    python -m research.gain docs/evidence/gain.md --out gain.png
 
-The points are of answers that research.finding wrote, each question answered plainly and with the passages of one finder.
+The points are of answers that research.finding wrote, each question answered plainly and with the passages of one finder; or of a table
+that was made of such answers, and is on a page.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ from pypcd.evaluation import stats
 from research import plots
 from research.command import command
 
-__all__ = ["Point", "draw", "point_of", "table"]
+__all__ = ["Point", "draw", "point_of", "points_of_page", "table"]
 
 _COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73")  # of Okabe and Ito
 _MARKERS = "os^D"
+_HEAD = "| model | questions | tokens | n | plain | with passages | difference | wins / losses | spoilt |"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +68,30 @@ def point_of(spelling: str) -> Point:
     return Point(model, questions, tokens, right, stats.paired(*scores))
 
 
+def points_of_page(path: pathlib.Path) -> list[Point]:
+    """Read the lines of a table() on a page. Its counts say all of it, intervals too: each answer was right or wrong.
+
+    Raises:
+        InputError: the page has no such table.
+    """
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    points = []
+    for line in lines[lines.index(_HEAD) + 2 :] if _HEAD in lines else ():
+        if not line.startswith("|"):
+            break
+        model, questions, tokens, n, plain, _, _, differ, _ = (cell.strip() for cell in line.strip("|").split("|"))
+        wins, losses = map(int, differ.split(" / "))
+        right = round(float(plain) * int(n) / 100)
+        alike = [1.0] * (right - losses) + [0.0] * (int(n) - right - wins)
+        compared = stats.paired([1.0] * wins + [0.0] * losses + alike, [0.0] * wins + [1.0] * losses + alike)
+        points.append(Point(model, questions, float(tokens), 100 * right / int(n), compared))
+    if not points:
+        raise InputError(f"{path} has no table with the line {_HEAD!r}")
+    return points
+
+
 def table(points: Sequence[Point]) -> Iterator[str]:
-    yield "| model | questions | tokens | n | plain | with passages | difference | wins / losses | spoilt |"
+    yield _HEAD
     yield "|---|---|---:|---:|---:|---:|---|---|---|"
     for one in points:
         p = one.paired
@@ -106,12 +131,14 @@ def draw(points: Sequence[Point], path: pathlib.Path) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("points", metavar="MODEL, QUESTIONS=FILE", nargs="+")
+    parser.add_argument("points", metavar="MODEL, QUESTIONS=FILE", nargs="+", help="or a page with a table, FILE.md")
     parser.add_argument("--out", metavar="FILE", type=pathlib.Path, help="a picture")
 
 
 def run(args: argparse.Namespace) -> int:
-    points = [point_of(spelling) for spelling in args.points]
+    points = list[Point]()
+    for given in args.points:
+        points += points_of_page(pathlib.Path(given)) if given.endswith(".md") else [point_of(given)]
     print(*table(points), sep="\n")
     if args.out:
         draw(points, args.out)

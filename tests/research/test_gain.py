@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,12 @@ def test_the_table_is_of_questions_answered_both_ways(tmp_path, research) -> Non
     assert second[4:] == ["0.0", "100.0", "+100.0 [+100.0, +100.0]", "9 / 0", "0 of 0 |"]
 
 
+def test_the_counts_of_the_published_table_give_all_of_it(research) -> None:
+    page = Path(__file__).parents[2] / "docs" / "evidence" / "gain.md"
+    published = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    assert research("gain", str(page))[0].splitlines() == published
+
+
 def test_a_picture_has_each_point_at_its_place(tmp_path, monkeypatch) -> None:
     pytest.importorskip("matplotlib")
     drawn = []
@@ -45,6 +52,12 @@ def test_a_picture_has_each_point_at_its_place(tmp_path, monkeypatch) -> None:
     filled = [line.get_markerfacecolor() != "white" for line in axes.lines if line.get_markersize() == 6]
     assert filled == [False, True] and [text.get_text() for text in axes.texts] == ["1.0k", "1.0k"]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["A", "B", "facts", "keys"]
+
+
+def test_a_page_without_a_table(tmp_path) -> None:
+    (tmp_path / "a.md").write_text("| model |\n|---|\n| A |\n")
+    with pytest.raises(InputError, match="has no table"):
+        gain.points_of_page(tmp_path / "a.md")
 
 
 @pytest.mark.parametrize(("spelling", "named"), [("a.jsonl", "MODEL, QUESTIONS=FILE"), ("A, b={}", "no question")])
