@@ -385,15 +385,19 @@ def test_whichever_allocation_fails_the_next_question_is_read(tiny: Tiny, preloa
     own_process.run(tiny("llama"), FAILING, preload, support, LD_PRELOAD=str(preload), stderr="(?s).*")
 
 
-@pytest.mark.skipif(not engine.is_native(), reason="for the stock engine: test_stock.py")
-@pytest.mark.engine("native")
-def test_a_context_that_is_watched_already_refuses(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), False)
-    llm.eval(TEXT[:N_PAST])
-    with tap(llm, ["l_out"]), pytest.raises(UnsupportedError, match="a callback already.*only one"):
-        read(llm)
+@engines
+def test_a_context_that_is_watched_already_refuses(kind: str, tiny: Tiny, load: Load) -> None:
+    """Also the stock engine's over-rotation."""
+    if kind == "native":
+        llm = load(tiny("llama"), False, engine=kind)
+        llm.eval(TEXT[:N_PAST])
+        with tap(llm, ["l_out"]), pytest.raises(UnsupportedError, match="a callback already.*only one"):
+            read(llm)
 
-    with Watched(tiny("llama"), n_ctx=256) as watched:
+    with Watched(tiny("llama"), n_ctx=256, engine=kind) as watched:
         watched.eval(TEXT[:N_PAST])
         with pytest.raises(UnsupportedError, match="a callback already.*only one"):
             read(watched)
+        if kind == "stock":
+            with pytest.raises(UnsupportedError, match="a callback already.*only one"):
+                watched.pcd = "paper"
