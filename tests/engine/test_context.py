@@ -9,7 +9,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import TOKENS, Load, Tiny, close, native_row, rounding
+from conftest import TOKENS, Load, Tiny, native_row
 
 import pypcd
 from pypcd import engine
@@ -18,12 +18,6 @@ from pypcd import engine
 @pytest.fixture
 def llm(tiny: Tiny, load: Load) -> pypcd.Llama:
     return load(tiny("llama"), False, n_seq_max=4)
-
-
-def fresh(llm: pypcd.Llama, tokens: list[int]) -> np.ndarray:
-    engine.clear(llm)
-    llm.eval(tokens)
-    return native_row(llm)
 
 
 def entries(tokens: list[int], first: int = 0, seq: int = 0) -> list[tuple[int, int, int, bool]]:
@@ -65,20 +59,6 @@ def test_a_full_context_refuses_a_batch_and_keeps_what_it_has(llm: pypcd.Llama) 
 def test_other_failures_have_llama_cpps_reason(llm: pypcd.Llama) -> None:
     with pytest.raises(pypcd.PCDError, match="llama_decode returned -1: .*invalid token"):
         engine.decode(llm, entries([10**6]))
-
-
-def test_rewind_and_copies_leave_what_a_fresh_evaluation_has(llm: pypcd.Llama, tiny: Tiny) -> None:
-    limit, wanted = rounding(tiny("llama")), fresh(llm, [*TOKENS[:10], 7])
-    engine.clear(llm)
-    assert engine.decode(llm, entries(TOKENS[:20]))
-    engine.copy_sequence(llm, 0, 2)
-    assert engine.rewind(llm, 10)  # all sequences
-    for seq in (0, 2):
-        assert engine.decode(llm, entries([7], 10, seq))
-        close(engine.row(llm), wanted, limit)
-    assert engine.rewind(llm, 0, 2) and engine.decode(llm, entries(TOKENS[:10], 0, 2))  # forgotten: starts again
-    assert engine.rewind(llm, 10, 0) and engine.decode(llm, entries([7], 10))
-    close(engine.row(llm), wanted, limit)
 
 
 def test_what_a_model_is(tiny: Tiny, load: Load) -> None:

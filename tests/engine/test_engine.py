@@ -301,27 +301,15 @@ def test_rows_are_the_references_on_both_sides_of_a_block(
     arch: str, kwargs: dict[str, Any], mode: str, flash_attn: bool, tiny: Tiny, load: Load
 ) -> None:
     """Attention ends with a block of 64 cells. Those behind it hold other tokens, which were forgotten; a window begins in
-    a block of its own, far behind its first positions."""
+    a block of its own, far behind its first positions. Then two tokens with their twins, and five: heads of a group are the rows
+    of a product where they are more, else tokens."""
     path = tiny(arch, **kwargs)
-    llm = load(path, MODES[mode], n_ctx=1024, flash_attn=flash_attn)
+    llm = load(path, MODES[mode], n_ctx=1024, flash_attn=flash_attn, logits_all=True)
     llm.eval(TEXT[::-1][:400])
     llm.reset()
     for first in (63, 64 * 5 - 1):
         llm.eval(TEXT[llm.n_tokens : first - 1])
-        follow(llm, path, TEXT, *range(first, first + 4))
-
-
-@pytest.mark.parametrize("flash_attn", [False, True])
-@pytest.mark.parametrize("n_head_kv", [1, 2, 4])
-@pytest.mark.parametrize("cache", CACHES)
-def test_several_rows_of_a_batch_are_the_references(
-    cache: str, n_head_kv: int, flash_attn: bool, tiny: Tiny, load: Load
-) -> None:
-    """Two tokens and their twins, then five: heads of a group are the rows of a product where they are more, else tokens."""
-    path = tiny("llama", n_head_kv=n_head_kv)
-    llm = load(path, {"cache": cache}, flash_attn=flash_attn, logits_all=True)
-    llm.eval(TEXT[:60])
-    follow(llm, path, TEXT, 62, 67)
+        follow(llm, path, TEXT, *range(first, first + 4), first + 5, first + 10)
 
 
 def n_nodes(llm: pypcd.Llama, pcd: Any) -> int:

@@ -67,22 +67,6 @@ def test_rows_are_plain_to_the_bit_before_and_the_references_after(
     assert llm.pcd_stats().n_twins == 3 and llm.pcd_stats().n_skipped == FLOOR - 10
 
 
-@pytest.mark.parametrize("evaluation", EVALUATIONS)
-@pytest.mark.parametrize("cache", CACHES)
-def test_a_prompt_that_crosses_it(cache: str, evaluation: str, tiny: Tiny, load: Load) -> None:
-    path, setting = tiny("llama"), {"cache": cache, "evaluation": evaluation, "min_context": FLOOR}
-    for n_batch in (64, 16):
-        llm, stock = (load(path, pcd, logits_all=True, n_batch=n_batch) for pcd in (setting, False))
-        eval_to(40, llm, stock)
-        for i in range(-8, 0):  # of the last batch
-            check_rows(llm, path, TOKENS[:40], i, 40 + i)
-        if n_batch == 64:
-            for i in range(FLOOR - 1):
-                check_plain(llm, native_row(llm, i), i)
-        close(np.array(llm.scores)[: FLOOR - 1], np.array(stock.scores)[: FLOOR - 1], rounding(path))
-        assert llm.pcd_stats().n_skipped == FLOOR - 1 and llm.pcd_stats().n_tokens == 40
-
-
 # -- min_entropy -------------------------------------------------------------------------------------------------------
 
 

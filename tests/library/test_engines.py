@@ -76,17 +76,6 @@ def test_there_is_no_other_engine() -> None:
     )
 
 
-@pytest.mark.parametrize("setting", ["paper", "paper:cache=shared", "paper:cache=separate"])
-def test_a_command_over_rotates_with_either_library(setting: str) -> None:
-    code = "from pypcd.cli import main\nsys.exit(main(sys.argv[1:]))"
-    options = "generate", "demo", "-p", "03=17, 05=29, 07=31. What is 05?", "--max-tokens", "8", "--pcd"
-    native, stock, plain = (
-        runs(code, *options, pcd, engine=name, quiet=False)[0]
-        for name, pcd in (("native", setting), ("stock", setting), ("stock", "off"))
-    )
-    assert native == stock != plain
-
-
 @linux
 def test_one_that_does_not_fit_is_left_with_a_warning(copy: Path, tiny: Tiny) -> None:  # noqa: F811
     replace(copy / "__init__.py", llama_cpp.__version__.encode(), b"9.9.99"[: len(llama_cpp.__version__)])

@@ -247,15 +247,13 @@ def write_lora(
     shapes: dict[str, tuple[int, ...]],
     arch: str = "llama",
     *,
-    kind: str = "adapter",
-    method: str = "lora",
     alpha: float = 1.0,
     seed: int = 5,
 ) -> dict[str, np.ndarray]:
     """A random LoRA; its matrices, which have numpy's shapes: rows, columns."""
     rng, w = np.random.default_rng(seed), gguf.GGUFWriter(str(path), arch)
-    w.add_string("general.type", kind)
-    w.add_string("adapter.type", method)
+    w.add_string("general.type", "adapter")
+    w.add_string("adapter.type", "lora")
     w.add_float32("adapter.lora.alpha", alpha)
     made = {name: (0.15 * rng.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
     for name, tensor in made.items():
