@@ -67,6 +67,20 @@ def test_rows_are_plain_to_the_bit_before_and_the_references_after(
     assert llm.pcd_stats().n_twins == 3 and llm.pcd_stats().n_skipped == FLOOR - 10
 
 
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_prompt_that_crosses_it(cache: str, evaluation: str, tiny: Tiny, load: Load) -> None:
+    path, setting = tiny("llama"), {"cache": cache, "evaluation": evaluation, "min_context": FLOOR}
+    llm, stock = (load(path, pcd, logits_all=True) for pcd in (setting, False))
+    eval_to(40, llm, stock)
+    for i in range(FLOOR - 1, 40):
+        check_rows(llm, path, TOKENS[:40], i, i)
+    for i in range(FLOOR - 1):
+        check_plain(llm, native_row(llm, i), i)
+        close(native_row(llm, i), native_row(stock, i), rounding(path))
+    assert llm.pcd_stats().n_skipped == FLOOR - 1 and llm.pcd_stats().n_tokens == 40
+
+
 # -- min_entropy -------------------------------------------------------------------------------------------------------
 
 
