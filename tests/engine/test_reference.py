@@ -140,24 +140,6 @@ def test_a_window_is_a_cache_with_the_middle_removed(arch: str, tiny: Tiny) -> N
     close(row, logits(llm, TOKENS[-1:])[0], rounding(path))
 
 
-# --- exact identities ---
-
-
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize(("arch", "kwargs"), CASES, ids=CASE_IDS)
-def test_a_twin_that_differs_in_nothing_is_the_standard_row(
-    arch: str, kwargs: dict[str, Any], cache: str, tiny: Tiny
-) -> None:
-    ref = reference(tiny(arch, **kwargs))
-    rows = ref.standard(TOKENS[:41])
-    for i in (0, 40):  # sliding windows hide something at 40
-        close(ref.twin(TOKENS, i, cache=cache), rows[i], 1e-12)
-        close(ref.twin(TOKENS, i, cache=cache, window=i + 1, n_sink=0), rows[i], 1e-12)
-        if arch in ROPE_ARCHS:
-            close(ref.twin(TOKENS, i, rho=lambda n: rho(n, 0.0, 1e-4), cache=cache), rows[i], 1e-12)
-            close(ref.twin(TOKENS, i, rho=lambda n: rho(n, 0.2, 1.0), cache=cache), rows[i], 1e-12)
-
-
 # --- worked by hand ---
 
 

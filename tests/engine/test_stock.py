@@ -23,6 +23,7 @@ from conftest import (
     close,
     contrasted,
     expected,
+    follow,
     native_row,
     on_stock,
     rounding,
@@ -109,9 +110,7 @@ def test_over_rotated_rows_are_those_of_the_reference(
         with pytest.raises(pypcd.UnsupportedError, match="does not say which position each cell of its cache holds"):
             llm.eval(TOKENS[:PROMPT])
         return
-    for begin, end in ((0, PROMPT), *((n, n + 1) for n in range(PROMPT, PROMPT + 3))):
-        llm.eval(TOKENS[begin:end])
-        check_rows(llm, path, TOKENS[:end], moved=0.02)
+    follow(llm, path, TOKENS, *range(PROMPT, PROMPT + 4), moved=0.02)
     assert seqs_in_memory(llm) == [0]
     stats = llm.pcd_stats()
     assert (stats.n_tokens, stats.n_twins, stats.n_fused) == (4, 4, 0)
@@ -146,20 +145,16 @@ def test_second_keys_follow_a_restored_sequence(tiny: Tiny, load: Load) -> None:
     llm.eval(TOKENS[60:100])
     restore(llm, sequence)
     llm.n_tokens = 40
-    llm.eval(TOKENS[40:41])
-    check_rows(llm, tiny("llama"), TOKENS[:41])
+    follow(llm, tiny("llama"), TOKENS, 41)
 
 
 @pytest.mark.parametrize("evaluation", ["auto", "fused", "alternate"])
 @pytest.mark.parametrize("arch", [arch for arch in ATTENTION_ARCHS if arch not in UNKNOWN])
 def test_rows_are_those_of_the_reference(arch: str, evaluation: str, tiny: Tiny, load: Load) -> None:
     llm = load(tiny(arch), {**WINDOW, "evaluation": evaluation})
-    llm.eval(TOKENS[:PROMPT])
-    check_rows(llm, tiny(arch), TOKENS[:PROMPT])
-    for n in range(PROMPT, PROMPT + 4):
-        llm.eval(TOKENS[n : n + 1])
-        check_rows(llm, tiny(arch), TOKENS[: n + 1])
-        assert np.array_equal(native_row(llm, 0), native_row(llm)), "the index of a step's row is 0, or -1"
+    for n in range(PROMPT, PROMPT + 5):
+        follow(llm, tiny(arch), TOKENS, n)
+        assert n == PROMPT or np.array_equal(native_row(llm, 0), native_row(llm)), "a step's row is 0, or -1"
     assert seqs_in_memory(llm) == [0]
     stats = llm.pcd_stats()
     assert (stats.n_tokens, stats.n_twins, stats.n_skipped) == (5, 5, 0)
@@ -171,8 +166,7 @@ def test_a_twin_sees_its_window_and_the_first_positions(window: int, n_sink: int
     llm = load(tiny("llama"), {"perturbation": "none", "window": window, "n_sink": n_sink})
     for n in (1, 2, 3, 19, 20, 21, 24, 25, 40):
         llm.reset()
-        llm.eval(TOKENS[:n])
-        check_rows(llm, tiny("llama"), TOKENS[:n], moved=0.0)
+        follow(llm, tiny("llama"), TOKENS, n, moved=0.0)
 
 
 def test_a_token_of_several_sequences_stays_in_all_and_twins_of_the_batch_see_it_in_any(tiny: Tiny, load: Load) -> None:
@@ -369,9 +363,7 @@ def test_a_context_that_is_opened_again_has_the_state_of_the_former_one(
     assert is_shown(llm) and cells(llm) == before and seqs_in_memory(llm) == [0, 1]
     assert (llama_cpp.llama_n_threads(llm.ctx), llama_cpp.llama_n_threads_batch(llm.ctx)) == (3, 5)
     asked.clear()
-    for n in range(PROMPT, PROMPT + 3):
-        llm.eval(TOKENS[n : n + 1])
-        check_rows(llm, path, TOKENS[: n + 1])
+    follow(llm, path, TOKENS, *range(PROMPT + 1, PROMPT + 4))
     assert asked
     assert engine.decode(llm, [(TOKENS[30], 30, 1, True)])
     check_rows(llm, path, TOKENS[:31], row=0)
@@ -393,8 +385,7 @@ def test_a_context_that_cannot_be_opened_again_is_as_it_was(
         patch.setattr(llama_cpp, "llama_state_get_data", lambda *_: 0)
         with pytest.raises(pypcd.UnsupportedError, match="does not give this context's state"):
             llm.pcd = "paper"
-    llm.eval(TOKENS[PROMPT : PROMPT + 1])
-    check_rows(llm, tiny("llama"), TOKENS[: PROMPT + 1])
+    follow(llm, tiny("llama"), TOKENS, PROMPT + 1)
 
 
 def test_ctrl_c_meanwhile_leaves_a_context(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,8 +408,7 @@ def test_ctrl_c_meanwhile_leaves_a_context(tiny: Tiny, load: Load, monkeypatch: 
         signal.signal(signal.SIGINT, before)
     assert seen == [(llm.n_ctx(), llama_cpp.llama_pooling_type(llm.ctx))] and llm.pcd == pypcd.PCDConfig(**WINDOW)
     llm.pcd = "paper"
-    llm.eval(TOKENS[PROMPT : PROMPT + 1])
-    check_rows(llm, tiny("llama"), TOKENS[: PROMPT + 1])
+    follow(llm, tiny("llama"), TOKENS, PROMPT + 1)
 
 
 def test_positions_that_were_moved_wait_for_a_token(tiny: Tiny, load: Load) -> None:
@@ -481,13 +471,10 @@ def test_the_last_position_has_its_twin(setting: dict[str, Any], tiny: Tiny, loa
     llm = load(tiny("llama"), setting)
     text = (TOKENS * 3)[:256]
     llm.eval(text[:-1])
-    llm.eval(text[-1:])
-    check_rows(llm, tiny("llama"), text)
+    follow(llm, tiny("llama"), text, 256)
     stats = llm.pcd_stats()
     assert (stats.n_fallbacks > 0) == ("cell" in stats.last_fallback)
-    whole = load(tiny("llama"), setting)
-    whole.eval(text)
-    check_rows(whole, tiny("llama"), text)
+    follow(load(tiny("llama"), setting), tiny("llama"), text, 256)
 
 
 # -- what it cannot do, said ------------------------------------------------------------------------------------------
@@ -514,8 +501,7 @@ def test_settings_that_need_the_native_engine_are_refused(setting: Any, what: st
     with pytest.raises(ValueError, match="engine is 'stok'.*'stock'"):
         pypcd.Llama(tiny("llama"), engine="stok")
     assert llm.pcd == before
-    llm.eval(TOKENS[:30])
-    check_rows(llm, tiny("llama"), TOKENS[:30])
+    follow(llm, tiny("llama"), TOKENS, 30)
 
 
 @pytest.mark.parametrize(
@@ -577,8 +563,7 @@ def test_an_evaluation_that_is_stopped_leaves_nothing_behind(tiny: Tiny, load: L
     memory = llama_cpp.llama_get_memory(llm.ctx)
     assert llama_cpp.llama_memory_seq_pos_max(memory, 0) == PROMPT - 1 and seqs_in_memory(llm) == [0]
     llm._ctx.stock._evaluate = evaluate
-    llm.eval(TOKENS[PROMPT : PROMPT + 1])
-    check_rows(llm, tiny("llama"), TOKENS[: PROMPT + 1])
+    follow(llm, tiny("llama"), TOKENS, PROMPT + 1)
 
 
 def test_a_second_context_is_opened_when_it_is_needed_and_closed_when_it_is_not(
@@ -612,8 +597,7 @@ def test_a_second_context_holds_no_text_that_is_gone(tiny: Tiny, load: Load) -> 
         llm.eval(TOKENS[:PROMPT])
         caught_up.append(llm.pcd_stats().n_caught_up)
     llm.n_tokens = 30
-    llm.eval(TOKENS[30:PROMPT])
-    check_rows(llm, tiny("llama"), TOKENS[:PROMPT])
+    follow(llm, tiny("llama"), TOKENS, PROMPT)
     assert caught_up == [PROMPT - 1, 2 * (PROMPT - 1), 3 * (PROMPT - 1)]
     assert llm.pcd_stats().n_caught_up == caught_up[-1], "what comes again behind its beginning is held still"
 
@@ -646,8 +630,7 @@ def test_a_text_that_is_not_known_has_no_second_evaluation(deed: str, tiny: Tiny
     assert llm.pcd_logits().local is not None
     llm.pcd = SEPARATE
     llm.reset()
-    llm.eval(TOKENS[:PROMPT])
-    check_rows(llm, tiny("llama"), TOKENS[:PROMPT])
+    follow(llm, tiny("llama"), TOKENS, PROMPT)
 
 
 def test_a_ggml_of_another_layout_is_refused(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -772,8 +755,7 @@ def test_sequences_that_are_twins_are_not_the_callers(tiny: Tiny, load: Load) ->
         llm.eval(TOKENS[PROMPT : PROMPT + 1])
     assert seqs_in_memory(llm) == [0, 1, 2]
     engine.rewind(llm, 0, 2)
-    llm.eval(TOKENS[PROMPT : PROMPT + 1])
-    check_rows(llm, tiny("llama"), TOKENS[: PROMPT + 1])
+    follow(llm, tiny("llama"), TOKENS, PROMPT + 1)
 
 
 @pytest.mark.parametrize("setting", ["paper", "paper:cache=shared"])
