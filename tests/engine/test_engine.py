@@ -125,24 +125,6 @@ def test_beside_recurrent_layers_a_twin_goes_on_from_their_state_before_its_toke
         check_rows(every, path, TOKENS, row, row)
 
 
-@pytest.mark.parametrize("swa_full", [False, True])
-@pytest.mark.parametrize(
-    "setting",
-    [*({"cache": cache} for cache in CACHES), {"window": 20}, {"perturbation": "none", "window": 7, "n_sink": 0}],
-    ids=str,
-)
-@pytest.mark.parametrize("arch", ["gemma2", "gemma3"])
-def test_sliding_layers_agree_when_their_cache_wraps(
-    arch: str, setting: dict[str, Any], swa_full: bool, tiny: Tiny, load: Load
-) -> None:
-    """A short sliding-window cache has 256 cells here, so 400 tokens overwrite most of them."""
-    tokens = (TOKENS * 4)[:400]
-    for evaluation in EVALUATIONS:
-        llm = load(tiny(arch), {**setting, "evaluation": evaluation}, n_ctx=512, n_ubatch=32, swa_full=swa_full)
-        llm.eval(tokens[:398])
-        follow(llm, tiny(arch), tokens, 399, 400)
-
-
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
 @pytest.mark.parametrize("n_ubatch", [16, 128])
 @pytest.mark.parametrize(
@@ -163,17 +145,29 @@ def test_every_row_of_a_batch_has_its_twin_and_no_twin_sees_another(
 
 @pytest.mark.parametrize(("n_batch", "n_ubatch"), [(512, 16), (240, 240), (48, 16)])
 @pytest.mark.parametrize("evaluation", EVALUATIONS)
+@pytest.mark.parametrize(
+    ("arch", "setting"),
+    [
+        ("gemma3", {}),
+        ("gemma2", {"cache": "shared"}),
+        ("gemma3", {"window": 20}),
+        ("gemma2", {"perturbation": "none", "window": 7, "n_sink": 0}),
+    ],
+    ids=str,
+)
 def test_rows_far_apart_keep_their_own_view_of_a_short_sliding_cache(
-    evaluation: str, n_batch: int, n_ubatch: int, tiny: Tiny, load: Load
+    arch: str, setting: dict[str, Any], evaluation: str, n_batch: int, n_ubatch: int, tiny: Tiny, load: Load
 ) -> None:
-    """256 cells with a window of 16: when the last ubatch of a batch is stored, the first tokens' window is gone."""
-    tokens, first = (TOKENS * 6)[:720], 720 - n_batch
+    """256 cells with a window of 16, which 720 tokens overwrite: when the last ubatch of a batch is stored, the first tokens'
+    window is gone. Then two steps."""
+    tokens, first = (TOKENS * 7)[:722], 720 - n_batch
     size: dict[str, Any] = {"n_ctx": 1024, "n_batch": n_batch, "n_ubatch": n_ubatch}
-    llm = load(tiny("gemma3"), {"evaluation": evaluation}, **size, swa_full=False, logits_all=True)
+    llm = load(tiny(arch), {**setting, "evaluation": evaluation}, **size, swa_full=False, logits_all=True)
     llm.eval(tokens[:first])
-    llm.eval(tokens[first:])
+    llm.eval(tokens[first:720])
     for row in range(0, n_batch, max(5, n_batch // 8)):
-        check_rows(llm, tiny("gemma3"), tokens, row, first + row)
+        check_rows(llm, tiny(arch), tokens, row, first + row)
+    follow(llm, tiny(arch), tokens, 721, 722)
 
 
 @pytest.mark.parametrize(

@@ -700,18 +700,6 @@ def test_over_rotation_on_every_architecture_of_llama_cpp(file: str, setting: di
 # -- llama_decode, called by others ------------------------------------------------------------------------------------
 
 
-def test_rows_are_gone_once_a_state_is_restored_through_the_low_level_api(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), WINDOW)
-    llm.eval(TOKENS[:30])
-    size = llama_cpp.llama_state_get_size(llm.ctx)
-    state = (ctypes.c_uint8 * size)()
-    assert llama_cpp.llama_state_get_data(llm.ctx, state, size)
-    assert llm.pcd_logits().local is not None
-    assert llama_cpp.llama_state_set_data(llm.ctx, state, size)
-    with pytest.raises(pypcd.PCDError, match="evaluate tokens first"):
-        llm.pcd_logits()
-
-
 @pytest.mark.parametrize("setting", [WINDOW, PAPER], ids=str)
 @pytest.mark.parametrize("n_asked", [1, 40])
 def test_batches_of_others_are_contrasted_too(n_asked: int, setting: dict[str, Any], tiny: Tiny, load: Load) -> None:
