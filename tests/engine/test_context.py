@@ -1,4 +1,4 @@
-"""The engine's own functions, against llama_cpp's and against a fresh evaluation; what a thread's calls failed over is its own."""
+"""The engine's own functions, against llama_cpp's; what a thread's calls failed over is its own."""
 
 from __future__ import annotations
 

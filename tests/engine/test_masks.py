@@ -52,7 +52,6 @@ class Pair:
             self.limit = 2 * tolerance(self.pcd.path, flash_attn=True)
         self.seqs: dict[int, Setting] = {}
         self.copied: set[int] = set()  # sequences that may share cells with another one
-        self.n_rows = 0
 
     def both(self, call: Any, *args: Any) -> None:
         for context in (self.pcd, self.stock):
@@ -84,7 +83,6 @@ class Pair:
         standard, seen = self.pcd.rows(i)
         close(standard, self.stock.seen(i), self.limit)
         close(seen, standard if over is None else over, self.limit)
-        self.n_rows += 1
 
     def oracle(self, seq: int, first: int, tokens: list[int]) -> np.ndarray | None:
         """L* by stock llama.cpp, whose memory is as before afterwards; None: it is L."""

@@ -1,5 +1,5 @@
 """Checks the oracle: its standard row against llama.cpp, its twins against stock operations of llama.cpp
-(another base, other factors, a loaded state, a K-shift), its tables and contrast against worked numbers; and that the limits of the
+(other factors, a loaded state, a K-shift), its tables and contrast against worked numbers; and that the limits of the
 tests, which are measured on every machine, still catch errors.
 
 The engine runs without PCD in the first part, which is stock llama.cpp."""
