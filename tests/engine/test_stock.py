@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import re
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import arch_checks
@@ -194,28 +195,39 @@ SETTINGS: list[Any] = [
     {**WINDOW, "min_first_entropy": 8.0},
     {**WINDOW, "min_entropy": 8.0},
     {"perturbation": "none", "window": 5, "n_sink": 1, "gamma": 1},
-    *(one for one in TURNED if one["cache"] != "separate"),
+    *TURNED,
     {**SHARED, "relative_top": 0.3, "min_context": 30},
+    {**SEPARATE, "min_entropy": 8.0},
 ]
 SETTINGS = [one and pypcd.PCDConfig(**one) for one in SETTINGS]  # whole ones, also while PCD is off
+OF_BOTH = [n for n, one in enumerate(SETTINGS) if not one or one.cache != "separate"]  # engines
 
 
-DEEDS = st.one_of(
-    st.tuples(st.just("eval"), st.integers(1, 40)),
-    st.tuples(st.just("eval"), st.just(1)),
-    st.tuples(st.just("rewind"), st.integers(1, 30)),
-    st.tuples(st.just("set"), st.integers(0, len(SETTINGS) - 1)),
-    st.tuples(st.just("state"), st.just(0)),
-    st.tuples(st.just("reset"), st.just(0)),
-    st.tuples(st.just("shift"), st.integers(1, 9)),
-)
+def deeds(settings: Sequence[int]) -> st.SearchStrategy[tuple[str, int]]:
+    return st.one_of(
+        st.tuples(st.just("eval"), st.integers(1, 40)),
+        st.tuples(st.just("eval"), st.just(1)),
+        st.tuples(st.just("rewind"), st.integers(1, 30)),
+        st.tuples(st.just("set"), st.sampled_from(settings)),
+        st.tuples(st.just("state"), st.just(0)),
+        st.tuples(st.just("reset"), st.just(0)),
+    )
 
 
 @pytest.fixture(scope="module")
 def pair(tiny: Tiny) -> Any:
+    yield from opened(tiny, "stock", "native")
+
+
+@pytest.fixture(scope="module")
+def stock(tiny: Tiny) -> Any:
+    yield from opened(tiny, "stock", "stock")
+
+
+def opened(tiny: Tiny, *engines: str) -> Any:
     both = []
     try:
-        for name in ("stock", "native"):
+        for name in engines:
             more = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32, "flash_attn": False}
             both.append(pypcd.Llama(tiny("llama"), engine=name, n_ctx=256, n_batch=64, n_threads=1, **more))
         yield both
@@ -224,8 +236,8 @@ def pair(tiny: Tiny) -> Any:
             llm.close()
 
 
-def do(llm: pypcd.Llama, what: str, n: int) -> None:
-    if what == "eval" and llm.n_tokens + n <= 256:
+def do(llm: pypcd.Llama, what: str, n: int, n_ctx: int = 256) -> None:
+    if what == "eval" and llm.n_tokens + n <= n_ctx:
         llm.eval(TOKENS[llm.n_tokens % 60 :][:n])
     elif what == "rewind":
         llm.n_tokens = max(llm.n_tokens - n, 0)
@@ -245,7 +257,7 @@ def do(llm: pypcd.Llama, what: str, n: int) -> None:
 
 @beside_native
 @settings(max_examples=160)
-@given(todo=st.lists(DEEDS, min_size=3, max_size=12))
+@given(todo=st.lists(deeds(OF_BOTH) | st.tuples(st.just("shift"), st.integers(1, 9)), min_size=3, max_size=12))
 def test_whatever_is_done_rows_are_those_of_the_native_engine(
     todo: list[tuple[str, int]], pair: Any, tiny: Tiny
 ) -> None:
@@ -272,6 +284,31 @@ def test_whatever_is_done_rows_are_those_of_the_native_engine(
         assert (mine.beta is None) == (other.beta is None)
         if mine.beta is not None:
             close(mine.local, other.local, local)
+
+
+@settings(max_examples=60)
+@given(
+    todo=st.lists(deeds(range(len(SETTINGS))), min_size=3, max_size=12),
+    setting=st.sampled_from([WINDOW, {**WINDOW, "evaluation": "alternate"}, SHARED, SEPARATE, PAPER]),
+)
+def test_whatever_was_done_rows_are_those_of_a_fresh_context(
+    todo: list[tuple[str, int]], setting: Any, stock: Any, tiny: Tiny
+) -> None:
+    llm, fresh = stock
+    engine.clear(llm)
+    for what, n in todo:
+        do(llm, what, n, n_ctx=255)  # and one more below
+    for one in (llm, fresh):
+        one.pcd = False
+        one.pcd = pypcd.PCDConfig(**setting)
+    llm.eval([5])
+    text = llm.input_ids[: llm.n_tokens].tolist()
+    engine.clear(fresh)
+    fresh.eval(text)
+    limit = rounding(tiny("llama"))
+    close(llm.pcd_logits().standard, fresh.pcd_logits().standard, limit)
+    close(llm.pcd_logits().local, fresh.pcd_logits().local, limit)
+    assert seqs_in_memory(llm) == [0]
 
 
 # -- plain is plain --------------------------------------------------------------------------------------------------
