@@ -160,18 +160,6 @@ def compared(session: Conversation) -> dict[str, Figures]:
     return answers
 
 
-def test_compare_leaves_everything_as_it_was(session, llm):
-    with_pcd = ask(session, "one")
-    llm.pcd = False
-    before = json.dumps(session.messages)
-    on, off = compared(session).values()
-    assert (on.pcd, off.pcd) == (pypcd.PCDConfig(), None)
-    assert on.answer.text == with_pcd
-    assert json.dumps(session.messages) == before
-    assert llm.pcd is None
-    assert "".join(session.regen()) == off.answer.text
-
-
 def test_compare_shows_replay_beside_none_unless_pcd_is_on(session, llm):
     llm.pcd = False
     session = Conversation(llm, session.sampling)
@@ -298,25 +286,6 @@ def test_what_was_stopped_leaves_nothing_that_is_not_known(tmp_path, arch):
         if arch == "llama":
             assert n_again == sorted(n_again)[::-1]
             assert (n_again[0], n_again[-1]) == (len(prompt) - 8, 1), "what was finished stays"
-
-
-def test_which_messages_have_no_passages_and_why(session):
-    session.set_pcd(False)
-    for attach, text, note in ((Document("one", "ab ab"), "what?", "the text is too short"), (NOTES, "", "")):
-        session.attached.append(attach)
-        ask(session, text)
-        assert passages(session) == [] and session.answer.note.startswith(note)
-    ask(session, "what is ab and ff?")
-    assert len(passages(session)) == 2
-    ask(session, "zz?")
-    assert len(passages(session)) == 2, "it goes on from the question before"
-    session.replay = None
-    "".join(session.regen())
-    assert passages(session) == []
-    kept, session.replay = list(session.messages), Replay(finder="attention")
-    with pytest.raises(pypcd.UnsupportedError, match="pypcd probe"):
-        list(session.regen())
-    assert session.messages == kept
 
 
 def test_stop_strings_never_show(llm):

@@ -18,7 +18,6 @@ from conftest import SMALL, TOKENS, Load, Tiny
 from own_process import run
 
 import pypcd
-from pypcd.llama import lock
 
 CLOSED = "the model is closed"
 # --- after close() ---
@@ -249,28 +248,3 @@ def test_a_model_goes_to_a_spawned_process(tiny: Tiny, load: Load) -> None:
     ask = operator.methodcaller("create_completion", "abc", max_tokens=9, temperature=0)
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         assert pool.submit(ask, llm).result(timeout=60)["choices"] == ask(llm)["choices"]
-
-
-def test_each_step_of_an_iterator_holds_the_lock_and_nothing_between_them() -> None:
-    class Held:
-        n = 0
-
-        def __enter__(self) -> None:
-            self.n += 1
-
-        def __exit__(self, *_: object) -> None:
-            self.n -= 1
-
-    own, block, sent = Held(), Held(), []
-
-    def numbers() -> Any:
-        for i in range(3):
-            assert own.n == block.n == 1
-            sent.append((yield i))
-
-    steps: Any = lock.steps(own, numbers(), lambda: block)  # type: ignore[arg-type]
-    for i, given in enumerate((None, "a", "b")):
-        assert steps.send(given) == i and own.n == block.n == 0
-    with pytest.raises(StopIteration):
-        next(steps)
-    assert sent == ["a", "b", None] and own.n == block.n == 0

@@ -216,7 +216,7 @@ def test_a_ram_cache_gives_the_answers_of_an_uncached_model(arch: str, settings:
             )
 
 
-settings_of_all_kinds = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     "setting",
     [
         *(f"{name}:min_context=0" for name in PRESETS),
@@ -225,17 +225,6 @@ settings_of_all_kinds = pytest.mark.parametrize(
         "paper:evaluation=alternate:gamma=3",
     ],
 )
-
-
-@settings_of_all_kinds
-def test_a_grammar_beats_the_plausibility_cut(setting: str, tiny: Tiny, load: Load) -> None:
-    """A grammar's tokens need not be among the best gamma; they are still found, in the order of L."""
-    grammar = llama_cpp.LlamaGrammar.from_string('root ::= ("7" | "x") "-" [0-9] [0-9] [0-9] "!"', verbose=False)
-    answer = load(tiny("llama"))(PROMPT, max_tokens=30, temperature=2, grammar=grammar, pcd=setting)
-    assert re.fullmatch(r"[7x]-\d{3}!", text_of(answer)), text_of(answer)
-
-
-@settings_of_all_kinds
 def test_a_logit_bias_of_100_reaches_every_token(setting: str, tiny: Tiny, load: Load) -> None:
     """-100 forbids the best token, also where no other one is plausible; +100 picks a token that is not plausible."""
     llm = load(tiny("llama"), setting)
@@ -274,20 +263,6 @@ def test_logprobs_are_those_of_the_contrasted_distribution(tiny: Tiny, load: Loa
         row = llm.pcd_logits(len(prompt) - 1 + k).contrasted.astype(np.float64)
         best = -np.log(np.exp(row - row.max()).sum())
         assert logprob == pytest.approx(best, abs=limit) == max(top.values())
-
-
-def test_a_logits_processor_sees_the_contrasted_row(tiny: Tiny, load: Load) -> None:
-    llm, seen = load(tiny("llama"), {"gamma": 7}), []
-
-    def processor(ids: Any, scores: Any) -> Any:
-        seen.append((native_row(llm), np.array(scores)))
-        scores[:] = -np.inf
-        scores[42] = 0.0
-        return scores
-
-    llm(PROMPT, max_tokens=4, temperature=0, logits_processor=llama_cpp.LogitsProcessorList([processor]))
-    assert evaluated(llm)[-3:] == [42, 42, 42] and len(seen) == 4
-    assert all(np.array_equal(row, scores) and (scores > scores.max() - 55).sum() == 7 for row, scores in seen)
 
 
 def test_an_embedding_context_embeds_as_ever_and_generates_with_pcd(tiny: Tiny, load: Load) -> None:
