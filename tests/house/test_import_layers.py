@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,13 +87,6 @@ def test_nothing_is_imported_upwards() -> None:
             if part not in FRONT and target != "__version__" and LAYER_OF[target] > LAYER_OF[part]:
                 wrong.append(f"{where(path, line)} imports {name}")
     assert not wrong
-
-
-def test_research_is_beside_the_package_and_nothing_of_it_is_in_the_wheel() -> None:
-    named = [path for path in FILES if re.search(r"(?m)^\s*(from|import) research\b", path.read_text(encoding="utf-8"))]
-    assert not named
-    pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    assert 'wheel.packages = ["pypcd"]' in pyproject  # what tests/house/test_wheel.py finds in a wheel
 
 
 def test_the_engines_modules_are_its_own() -> None:

@@ -192,7 +192,8 @@ def test_the_pure_wheel_is_for_any_machine_and_a_range_of_versions(pure: Path) -
     assert re.fullmatch(r"llama_pcd-[\d.]+-py3-none-any\.whl", pure.name)
     with zipfile.ZipFile(pure) as archive:
         names = set(archive.namelist())
-        assert not [name for name in names if name.startswith(("pypcd/lib/", "pypcd/bin/")) or name.endswith(".so")]
+        beside = "pypcd/lib/", "pypcd/bin/", "research/"
+        assert not [name for name in names if name.startswith(beside) or name.endswith(".so")]
         assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "pypcd").rglob("*.py")} | {
             "pypcd/py.typed"
         } <= names

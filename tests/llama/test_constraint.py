@@ -106,9 +106,10 @@ def test_it_is_plain_and_the_calls_own_setting_wins(way: str, pair: tuple[pypcd.
     assert llm.pcd == SETTING
 
 
-def test_what_a_contrast_changes_and_that_it_is_left_out(pair: tuple[pypcd.Llama, pypcd.Llama]) -> None:
+@pytest.mark.parametrize("engine_name", ["native", "stock"])
+def test_what_a_contrast_changes_and_that_it_is_left_out(engine_name: str, tiny: Tiny, load: Load) -> None:
     """The value by hand: the best letter of L, and of (1 + beta) L - beta L*, at each step under the grammar."""
-    llm, _ = pair
+    llm = load(tiny("llama"), SETTING, engine=engine_name)
     pieces = [engine.token_bytes(llm, token) for token in range(llm.n_vocab())]
     for beta, pcd in ((0.0, None), (3.0, SETTING)):
         llm.reset()

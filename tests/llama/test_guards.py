@@ -244,7 +244,8 @@ print(llm("abc" * 20, max_tokens=9, temperature=0)["choices"] == alone)""",
 
 
 def test_a_model_goes_to_a_spawned_process(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), {"beta": 2.0}, f16=True)
+    llm = load(tiny("llama"), {"beta": 2.0}, f16=True, engine="stock")
     ask = operator.methodcaller("create_completion", "abc", max_tokens=9, temperature=0)
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         assert pool.submit(ask, llm).result(timeout=60)["choices"] == ask(llm)["choices"]
+        assert pool.submit(operator.attrgetter("engine"), llm).result(timeout=60) == "stock"

@@ -26,6 +26,7 @@ from pypcd.decode import Session
 from pypcd.settings.config import PRESETS
 
 T = TOKENS
+on_each_engine = pytest.mark.parametrize("engine", ["native", "stock"])
 
 # --- history leaves no trace ---
 
@@ -134,12 +135,15 @@ def evaluated(llm: pypcd.Llama) -> list[int]:
 PROMPT = "the first words of a prompt"
 
 
-def test_every_way_to_generate_takes_pcd_for_one_call(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_each_engine
+def test_every_way_to_generate_takes_pcd_for_one_call(
+    engine: str, tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
     openais = types.SimpleNamespace(ChatCompletion=dict, ChatCompletionChunk=dict)
     for name in ("openai", "openai.types", "openai.types.chat"):
         monkeypatch.setitem(sys.modules, name, openais)  # type: ignore[arg-type]
     path = tiny("llama", chat_template=CHAT_TEMPLATE)
-    llm, on, off = load(path, False), load(path, {"beta": 1.5}), load(path, False)
+    llm, on, off = (load(path, pcd, engine=engine) for pcd in (False, {"beta": 1.5}, False))
     messages, few = [{"role": "user", "content": "hello there"}], {"max_tokens": 16, "temperature": 0}
     ways: list[Callable[..., Any]] = [
         lambda m, **k: m(PROMPT, **few, **k) and evaluated(m),
@@ -184,11 +188,19 @@ def test_the_setting_is_restored_when_a_call_fails_or_a_stream_is_abandoned(tiny
     assert llm.pcd == before.replace(gamma=7), "what was assigned meanwhile stays"
 
 
-@pytest.mark.parametrize(("arch", "pcd"), [("llama", "paper"), ("lfm2", "window:window=8"), ("mamba", False)])
+@pytest.mark.parametrize(
+    ("arch", "pcd", "engine"),
+    [
+        ("llama", "paper", "native"),
+        ("llama", "paper", "stock"),
+        ("lfm2", "window:window=8", "native"),
+        ("mamba", False, "native"),
+    ],
+)
 def test_a_repeated_prompt_reuses_its_prefix_and_gives_the_same_tokens(
-    arch: str, pcd: Any, tiny: Tiny, load: Load
+    arch: str, pcd: Any, engine: str, tiny: Tiny, load: Load
 ) -> None:
-    llm = load(tiny(arch), pcd)
+    llm = load(tiny(arch), pcd, engine=engine)
     fresh = list(itertools.islice(llm.generate(T[:60], temp=0), 12))
     for before in ([T[:60]], [T[:30] + T[70:90]], [T[:60] + [9, 9]], [T[90:100]]):
         list(itertools.islice(llm.generate(before[0], temp=0), 3))
@@ -196,7 +208,7 @@ def test_a_repeated_prompt_reuses_its_prefix_and_gives_the_same_tokens(
     llm.eval(T[:3])
     llm.reset()
     for setting in (False, {"beta": 0.3}) if arch == "llama" else ():  # the logits at hand were made under another one
-        other = list(itertools.islice(load(tiny("llama"), setting).generate(T[:60], temp=0), 12))
+        other = list(itertools.islice(load(tiny("llama"), setting, engine=engine).generate(T[:60], temp=0), 12))
         assert other != fresh
         list(itertools.islice(llm.generate(T[:60], temp=0), 1))
         assert list(itertools.islice(llm.generate(T[:60], temp=0, pcd=setting), 12)) == other
@@ -225,9 +237,10 @@ def test_a_ram_cache_gives_the_answers_of_an_uncached_model(arch: str, settings:
         "paper:evaluation=alternate:gamma=3",
     ],
 )
-def test_a_logit_bias_of_100_reaches_every_token(setting: str, tiny: Tiny, load: Load) -> None:
+@on_each_engine
+def test_a_logit_bias_of_100_reaches_every_token(engine: str, setting: str, tiny: Tiny, load: Load) -> None:
     """-100 forbids the best token, also where no other one is plausible; +100 picks a token that is not plausible."""
-    llm = load(tiny("llama"), setting)
+    llm = load(tiny("llama"), setting, engine=engine)
 
     def answered(bias: dict[int, float]) -> tuple[int, pypcd.PCDLogits]:
         llm(PROMPT, max_tokens=2, temperature=0, logit_bias={str(token): value for token, value in bias.items()})
@@ -251,8 +264,9 @@ def test_a_logit_bias_of_100_reaches_every_token(setting: str, tiny: Tiny, load:
         assert answered(dict.fromkeys(pair, 100))[0] == max(pair, key=lambda token: rows.standard[token])
 
 
-def test_logprobs_are_those_of_the_contrasted_distribution(tiny: Tiny, load: Load) -> None:
-    llm = load(tiny("llama"), "paper", logits_all=True)
+@on_each_engine
+def test_logprobs_are_those_of_the_contrasted_distribution(engine: str, tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama"), "paper", logits_all=True, engine=engine)
     answer = llm(PROMPT, max_tokens=6, temperature=0, logprobs=2)["choices"][0]["logprobs"]
     prompt = llm.tokenize(PROMPT.encode())
     tokens = evaluated(llm)
@@ -373,11 +387,16 @@ def test_a_context_beyond_what_the_model_was_trained_for_is_said(caplog, options
     assert ("the model was trained for 2048" in caplog.text) is warns
 
 
-@pytest.mark.parametrize("setting", ["paper", "window:window=16:relative_top=0.5", "paper:beta=0", False])
+@pytest.mark.parametrize(
+    "setting",
+    ["paper", "window:window=16:relative_top=0.5", "window:window=16:min_entropy=1.5", "paper:beta=0", False],
+)
 @pytest.mark.parametrize("temp", [0.0, 1.5])
-def test_the_last_answer_is_counted_as_its_rows_say(setting, temp):
+@on_each_engine
+def test_the_last_answer_is_counted_as_its_rows_say(engine, temp, setting):
     """Beside a loop that reads the rows of each step itself."""
-    with pypcd.Llama("demo", n_ctx=512, n_threads=1, n_threads_batch=1, pcd=setting, seed=5) as llm:
+    how = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "seed": 5}
+    with pypcd.Llama("demo", pcd=setting, engine=engine, **how) as llm:
         assert llm.last_answer == pypcd.PCDAnswer()
         prompt = llm.tokenize(
             b'{"9c34-54c5": "8044-44b2", "1d2e-77a0": "5fa0-913c", "0b71-2c9d": "c1d8-3e05"}\nKey: "1d2e'
@@ -390,6 +409,7 @@ def test_the_last_answer_is_counted_as_its_rows_say(setting, temp):
                 contrasted += rows.beta is not None
                 skipped += rows.local is None
                 plain, best = rows.standard.argmax(), rows.contrasted.argmax()
+                assert temp or token == (plain if rows.beta is None else best)
                 if rows.beta is not None and plain != best and token != plain:
                     changes.append((len(tokens), token, plain))
             tokens.append(token)
