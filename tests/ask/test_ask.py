@@ -150,18 +150,6 @@ def test_a_follow_up_goes_on_from_the_question_before(
         assert letters.count("The bridge was opened in 1931.") == 1, "the document is there once"
 
 
-def test_what_was_asked_before_does_not_change_an_answer_and_the_text_is_not_read_again(llm: pypcd.Llama) -> None:
-    one, other = ("what is 21?", "where is 42, and what is it?")
-    first = llm.ask(question=one, text=LONG, max_tokens=8)
-    second = llm.ask(question=other, text=LONG, max_tokens=8)
-    again = llm.ask(question=one, text=LONG, max_tokens=8)
-    assert (again.text, again.written.tokens, again.passages) == (first.text, first.written.tokens, first.passages)
-    assert first.passages != second.passages
-    n_text = len(llm.tokenize(LONG.encode()))
-    for answer, least, most in ((first, n_text, 10**6), (second, 1, answered := 200), (again, 1, answered)):
-        assert least < answer.written.n_evaluated < most
-
-
 def test_an_answer_comes_in_pieces_and_may_be_stopped(llm: pypcd.Llama) -> None:
     how: Any = {"text": HARBOUR, "max_tokens": 12}
     asking = stream(llm, (), COXSWAIN, method="plain", **how)

@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 import pypcd
 from pypcd.ask import chosen, documents_in, prompt_of, read_of, size
 from pypcd.cli import main
-from pypcd.cli._conversation import Conversation
-from pypcd.cli.chat import Chat
 from pypcd.document import Document
 from pypcd.document.folder import read_files
 
@@ -315,14 +313,3 @@ def test_commands_say_what_was_read(tiny: Tiny, tmp_path: Path, capsys: pytest.C
     told = json.loads(capsys.readouterr().out)
     assert re.fullmatch(r"\d of 60 parts, of \d of 3 documents", told["read"])
     assert "The keeper of lamp 17 is number 49." in [passage["text"] for passage in told["passages"]]
-    chat = Chat(Conversation(pypcd.Llama(str(model), n_ctx=1024, verbose=False)))
-    chat.session.sampling.max_tokens = 2
-    for line, said in (
-        (f"/file {tmp_path}", "3 documents, 60 parts; in front of your next message"),
-        ("/read 160", "read 160"),
-        ("Who keeps lamp 17?", " of 60 parts, of "),
-        ("And lamp 23?", "3 documents; /read all reads all"),
-        ("/read auto", "read all of the documents if they fit, else parts of 4096 tokens"),
-    ):
-        chat.handle(line, literal=False)
-        assert said in capsys.readouterr().err

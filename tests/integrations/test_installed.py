@@ -102,8 +102,6 @@ def test_unknown_keywords_are_one_warning_that_names_them(tiny: Tiny) -> None:
     with pytest.warns(UserWarning, match="'gpu', 'n_ctxx'; ignored") as seen:
         llm = made(tiny("llama"), gpu=True, n_ctxx=3)
     assert len(seen) == 1 and seen[0].filename == __file__ and llm.pcd == PCD
-    with pytest.raises(TypeError, match="Llama has no argument 'gpu'"):
-        pypcd.Llama(tiny("llama"), gpu=True)
     with warnings.catch_warnings():  # what llama_cpp had once, and changes nothing; a tokenizer alone
         warnings.simplefilter("error")
         made(tiny("llama"), n_parts=-1, f16_kv=True, mul_mat_q=True)
