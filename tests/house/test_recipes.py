@@ -88,3 +88,12 @@ def test_sides_agree_if_their_rows_differ_by_rounding_alone() -> None:
         found[way]["rows"] = found[way]["rows"].copy()
         found[way]["rows"][i] += 0.6 * np.random.default_rng(1).normal(size=1000).astype(np.float32)
         assert not program.Agreement.of(found)
+
+
+def test_only_the_second_row_may_be_off_by_a_share_of_what_over_rotation_does() -> None:
+    found = sides(0.3)  # 0.09, where L* and L differ by 2
+    assert not program.Agreement.of(found)
+    found[OURS] = found[PLAIN]
+    assert program.Agreement.of(found) and program.Agreement.of(found).second > program.LIMIT
+    found[PASSES] = {**found[PASSES], "rows": found[SHARED]["rows"][[0, 0]]}  # over-rotation without any effect
+    assert not program.Agreement.of(found)

@@ -181,58 +181,40 @@ def runs(code: str, *args: Any, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    ("before", "variable"),
-    [
-        ("pypcd.install('window'); assert not {'llama_cpp', 'numpy'} & set(sys.modules)", ""),
-        ("pypcd.install('window'); import pypcd.engine", ""),
-        ("pypcd.Llama", "window"),
-    ],
-)
-def test_it_may_come_before_llama_cpp_and_before_what_imports_that(before: str, variable: str, tiny: Tiny) -> None:
-    code = f"""if True:
-        import sys, pypcd
-        {before}
-        import llama_cpp
-        llm = llama_cpp.Llama(sys.argv[1], n_ctx=256, n_threads=1)
-        print(type(llm).__module__, llm.pcd == pypcd.PCDConfig.resolve("window"))"""
-    assert runs(code, tiny("llama"), PYPCD=variable) == "pypcd.llama True\n"
-
-
-# --- the environment variable, where pypcd is imported ---
-
-OPEN = """if True:
-    import sys, pypcd
-    pass
-    from llama_cpp import Llama
-    llm = Llama(sys.argv[1], n_ctx=256, n_threads=1, verbose=False)
-    print(getattr(llm, "pcd", "stock"))"""
+@pytest.fixture
+def start(tmp_path: Path) -> str:
+    """Lines that run pypcd.pth as Python does when it starts: so programs get it that know nothing of pypcd."""
+    shutil.copy(ROOT / "cmake/pypcd.pth", tmp_path)
+    return f"import site; site.addsitedir({str(tmp_path)!r})\n"
 
 
 @pytest.mark.parametrize(
-    ("value", "statement", "setting"),
+    ("value", "before", "setting"),
     [
+        ("", "pypcd.install('window'); assert not {'llama_cpp', 'numpy'} & set(sys.modules)", "window"),
+        ("", "pypcd.install('window'); import pypcd.engine", "window"),
+        ("window", "pypcd.Llama", "window"),
         ("window", "pass", "window"),
         ("1", "pass", "unsure"),
         ("Off", "pass", None),
         (" ", "pass", None),
         ("window", "pypcd.install('unsure')", "unsure"),  # what the program says comes first
         ("window", "pypcd.uninstall()", None),
+        ("window", None, "window"),
     ],
 )
-def test_the_environment_installs_it(value: str, statement: str, setting: str | None, tiny: Tiny) -> None:
-    wanted = pypcd.PCDConfig.resolve(setting) if setting else "stock"
-    assert runs(OPEN.replace("pass", statement), tiny("llama"), PYPCD=value) == f"{wanted}\n"
-
-
-# --- in programs that know nothing of pypcd, by the file that Python runs when it starts ---
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> str:
-    """Lines that run pypcd.pth as Python does when it starts."""
-    shutil.copy(ROOT / "cmake/pypcd.pth", tmp_path)
-    return f"import site; site.addsitedir({str(tmp_path)!r})\n"
+def test_a_program_or_the_environment_installs_it(
+    value: str, before: str | None, setting: str | None, start: str, tiny: Tiny
+) -> None:
+    """Before None: nothing of pypcd is in the program."""
+    code = f"""if True:
+        import sys
+        {f"import pypcd; {before}" if before else start}
+        from llama_cpp import Llama
+        llm = Llama(sys.argv[1], n_ctx=256, n_threads=1, verbose=False)
+        print(type(llm).__module__, getattr(llm, "pcd", ""))"""
+    wanted = f"pypcd.llama {pypcd.PCDConfig.resolve(setting)}" if setting else "llama_cpp.llama "
+    assert runs(code, tiny("llama"), PYPCD=value) == f"{wanted}\n"
 
 
 IS_THERE = """if True:
@@ -247,11 +229,6 @@ def test_unset_it_imports_nothing_and_set_it_imports_the_finder_alone(start: str
         assert runs(start + IS_THERE, "--model", "pypcd", PYPCD=value) == "\n\n"
     wanted = "pypcd pypcd.integrations pypcd.integrations.finder\npypcd.integrations.finder\n"
     assert runs(start + IS_THERE, PYPCD="nonsense") == wanted
-
-
-def test_a_program_that_does_not_know_pypcd(start: str, tiny: Tiny) -> None:
-    said = runs(start + OPEN.replace(", pypcd", ""), tiny("llama"), PYPCD="window")
-    assert said == f"{pypcd.PCDConfig.resolve('window')}\n"
 
 
 def test_a_wrong_value_is_one_sentence_when_llama_cpp_is_imported(start: str) -> None:
