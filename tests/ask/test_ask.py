@@ -195,9 +195,7 @@ def test_pcd_contrasts_if_it_is_on_and_the_last_answer_is_the_methods(llm: pypcd
         ({"text": "a", "question": " \n"}, ValueError, "the question is empty"),
         ({"text": "a", "documents": "nowhere.txt"}, ValueError, "documents and text are both given"),
         ({"text": " "}, ValueError, "text has no text"),
-        ({"text": "a", "method": "replya"}, ValueError, "there is no method 'replya' .did you mean 'replay'"),
         ({"text": "ab " * 2000, "read": "all"}, ValueError, r"the prompt has \d+ tokens; allowed: 1 to 1023"),
-        ({"text": "a", "max_tokens": -1}, ValueError, "max_tokens is -1"),
         ({"text": "a\n\nb", "method": "recite", "system": "x"}, pypcd.UnsupportedError, "recite answers a question by"),
         ({"text": "a\n\nb", "method": "replay:finder=attention"}, pypcd.UnsupportedError, "pypcd probe"),
         ({"after": True, "system": "be kind"}, ValueError, "system and after are both given"),
@@ -227,18 +225,15 @@ def test_passages_that_have_no_room_are_left_out_and_that_is_said(llm: pypcd.Lla
     assert letters.count("x7 is here.") == 1 and answer.written.end == "context"
 
 
-def test_texts_are_kept_on_disk_unless_it_is_refused(
+def test_a_text_is_not_kept_on_disk_if_that_is_refused(
     llm: pypcd.Llama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PYPCD_CACHE_GIB", "1")
-    first = llm.ask(question="what is 21?", text=LONG, max_tokens=6, cache=False)
-    assert not list(tmp_path.rglob("*.state"))
-    for kept in (0, 1):
+    for kept in (False, True):
         Session(llm).clear()
-        answer = llm.ask(question="what is 21?", text=LONG, max_tokens=6)
-        assert (answer.text, answer.written.n_evaluated < 200) == (first.text, bool(kept))
-    assert len(list(tmp_path.rglob("*.state"))) == 1
+        llm.ask(question="what is 21?", text=LONG, max_tokens=1, cache=kept)
+        assert len(list(tmp_path.rglob("*.state"))) == kept
 
 
 # -- what the model gets -------------------------------------------------------------------------------------------------

@@ -16,13 +16,14 @@ import pytest
 from conftest import Tiny
 from mcp import ClientSession
 from mcp.client.stdio import StdioServerParameters, stdio_client
+from runs import python_path
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
 from pypcd.cli import main
 
 TEXT = "\n\n".join(f"The toll of gate {n} is {n * n} crowns." for n in range(12))
-ENV = {**os.environ, "PYPCD_CACHE_GIB": "0", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+ENV = python_path(PYPCD_CACHE_GIB="0")
 
 
 @pytest.fixture(scope="module")

@@ -132,14 +132,6 @@ def test_the_engine_alone_touches_the_library() -> None:
     assert not wrong
 
 
-def test_every_exception_to_that_is_needed() -> None:
-    for name in TOUCHES:
-        path = ROOT / name
-        assert list(touched(path)), f"{name} touches nothing"
-    text = "".join(path.read_text(encoding="utf-8") for path in FILES if path != LLAMA)
-    assert all(f"llm.{name}" in text for name in OURS)
-
-
 def test_what_pypcd_raises_is_of_its_own_kinds() -> None:
     """The command line tells mistakes of the user's from faults of ours by them."""
     wrong = []

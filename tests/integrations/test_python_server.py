@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from conftest import Tiny, run_python
 from processes import within
+from runs import python_path
 from serving import ask
 
 import pypcd
@@ -36,10 +36,11 @@ class Server:
         of_models = [{"model": str(path), "model_alias": path.stem, **settings} for path in models]
         file = log.with_suffix(".json")
         file.write_text(json.dumps({"host": "127.0.0.1", "port": self.port, "models": of_models}), encoding="utf-8")
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **environment}
         command = [sys.executable, "-c", START, "--config_file", file]
         with log.open("w") as out:
-            self.process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(
+                command, env=python_path(**environment), stdout=out, stderr=subprocess.STDOUT
+            )
         assert within(lambda: self.process.poll() is not None or self.answers()), log.read_text()
         assert self.process.poll() is None, log.read_text()
 
