@@ -114,18 +114,19 @@ del llm, text; print(ref())""",
 
 def test_while_one_thread_is_at_it_another_may_tokenize_and_nothing_else(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), "paper")
-    alone = llm("abc", max_tokens=5, temperature=0)["choices"][0]["text"]
+    alone = list(itertools.islice(llm.generate(TOKENS[:20], temp=0), 5))
     state, waiting = llm.save_state(), llm.generate([1, 2], temp=0)
     here, go_on, texts = threading.Event(), threading.Event(), []
 
-    def hold(tokens: Any, scores: Any) -> Any:
+    def hold(tokens: Any, scores: Any) -> bool:
+        """Within a step, and in no other method of the model's."""
         here.set()
         assert go_on.wait(60)
-        return scores
+        return False
 
     def work() -> None:
-        processors = llama_cpp.LogitsProcessorList([hold])
-        texts.append(llm("abc", max_tokens=5, temperature=0, logits_processor=processors)["choices"][0]["text"])
+        text = llm.generate(TOKENS[:20], temp=0, stopping_criteria=llama_cpp.StoppingCriteriaList([hold]))
+        texts.append(list(itertools.islice(text, 5)))
 
     worker = threading.Thread(target=work, name="worker")
     worker.start()
@@ -146,7 +147,7 @@ def test_while_one_thread_is_at_it_another_may_tokenize_and_nothing_else(tiny: T
             use()
     go_on.set()
     worker.join()
-    assert texts == [alone] == [llm("abc", max_tokens=5, temperature=0)["choices"][0]["text"]]
+    assert texts == [alone] == [list(itertools.islice(llm.generate(TOKENS[:20], temp=0), 5))]
 
 
 def test_threads_that_take_turns_are_right(tiny: Tiny, load: Load) -> None:
