@@ -192,6 +192,10 @@ def test_a_stopped_answer_stays_and_a_message_without_one_is_a_draft(session):
     list(session.regen())
     assert session.messages[2] == {"role": "user", "content": "two", "documents": [NOTES]}
     assert session.draft is None and session.attached == []
+    kept, session.replay = list(session.messages), Replay(finder="attention")
+    with pytest.raises(pypcd.UnsupportedError, match="pypcd probe"):
+        list(session.regen())
+    assert session.messages == kept
 
 
 def test_a_full_context_loses_nothing(session):
