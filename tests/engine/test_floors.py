@@ -217,7 +217,10 @@ def test_what_is_decoded_does_not_depend_on_how_it_is_asked_for(unlike: Unlike, 
         assert answer_to(load(path, False), prompt, pcd=pypcd.PCDConfig(**setting)) == wanted
 
 
-def test_a_prompt_that_is_the_beginning_of_the_last_answer_has_an_answer_of_its_own(tiny: Tiny, load: Load) -> None:
+@pytest.mark.parametrize("engine", ["native", "stock"])
+def test_a_prompt_that_is_the_beginning_of_the_last_answer_has_an_answer_of_its_own(
+    engine: str, tiny: Tiny, load: Load
+) -> None:
     """Only its last token is evaluated, where it would be the next one of the answer before."""
     path, stock = tiny("llama"), load(tiny("llama"), False)
     found = []
@@ -232,7 +235,7 @@ def test_a_prompt_that_is_the_beginning_of_the_last_answer_has_an_answer_of_its_
             setting = {"min_first_entropy": (low + high) / 2, "evaluation": "fused", "gamma": 1000}
             answers = []
             for prompts in ([long], [short, long]):
-                llm = load(path, setting, **kwargs)
+                llm = load(path, setting, engine=engine, **kwargs)
                 for prompt in prompts:
                     steps = zip(llm.generate(prompt, temp=0.0), range(5))
                     next(steps)
