@@ -85,9 +85,6 @@ def test_a_longer_graph_has_the_same_question_and_more_edges(
         assert set(a.prompt.segments) < set(b.prompt.segments)
 
 
-# -- scores ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("prediction", "f1"),
     [

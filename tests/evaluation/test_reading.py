@@ -1,4 +1,4 @@
-"""Questions on long texts: texts of other lengths than the published ones, and scores. What is asked is in test_published.py."""
+"""Questions on long texts and in chats: those of other lengths than the published ones, and scores. What is asked is in test_published.py."""
 
 from __future__ import annotations
 
@@ -9,22 +9,17 @@ from fake_tokenizer import Words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pypcd.evaluation.tasks.chats import CHATS, Chat
 from pypcd.evaluation.tasks.frozen import rows
 from pypcd.evaluation.tasks.metrics import first_named, same_sentence
-from pypcd.evaluation.tasks.reading import READING
+from pypcd.evaluation.tasks.reading import READING, Reading
 from pypcd.evaluation.tasks.sample import Sample
 
 TASKS = {made.kind: made for made in READING}
+_, EARLIER = CHATS
 
 few = settings(max_examples=25)
-seeds, lengths = st.integers(0, 999), st.integers(450, 2500)
-
-
-def some(kind: str, n: int = 8, n_tokens: int = 900, seed: int = 0) -> list[Sample]:
-    return TASKS[kind].samples(n, n_tokens, Words(), seed)
-
-
-# -- texts of other lengths than the published ones --------------------------------------------------------------------
+seeds = st.integers(0, 999)
 
 
 def parts_in(sample: Sample) -> list[str]:
@@ -66,9 +61,9 @@ def test_a_shorter_text_has_all_that_the_answer_needs_in_the_published_order(kin
 
 
 @few
-@given(lengths, seeds)
+@given(st.integers(450, 2500), seeds)
 def test_a_quoted_sentence_is_beside_the_one_that_is_asked_about(n_tokens: int, seed: int) -> None:
-    for sample in some("quote", 4, n_tokens, seed):
+    for sample in TASKS["quote"].samples(4, n_tokens, Words(), seed):
         lines = parts_in(sample)
         asked = re.search(r'^Question: .*"(.+)"', sample.prompt.after, re.MULTILINE)
         if asked:
@@ -78,18 +73,43 @@ def test_a_quoted_sentence_is_beside_the_one_that_is_asked_about(n_tokens: int, 
         assert lines.count(sample.answers[0]) == 1
 
 
-# -- scores ----------------------------------------------------------------------------------------------------------
+@few
+@given(st.integers(350, 2500), seeds)
+def test_the_user_of_a_chat_has_said_it_once_and_nobody_else(n_tokens: int, seed: int) -> None:
+    for sample in EARLIER.samples(4, n_tokens, Words(), seed):
+        (value,) = sample.answers
+        whole = "".join(question + answer for question, answer in sample.prompt.shots)
+        assert len(re.findall(rf"\b{value}\b", whole)) == 1 and sample.depth is not None
+        question, _ = sample.prompt.shots[round(sample.depth * (len(sample.prompt.shots) - 1))]
+        (said,) = [one for one in re.split(r"(?<=[.?:]) (?=[A-Z])", question) if re.search(rf"\b{value}\b", one)]
+        assert re.search(r"\b(?:I|[Mm]y|me)\b", said) and "neighbour" not in said
+        (other,) = [one for one in re.split(r"(?<=[.?:]) (?=[A-Z])", whole) if re.search("[Mm]y neighbour", one)]
+        assert sample.extra["other"] in other
+
+
+def test_turns_of_a_chat_grow_and_say_nothing_twice() -> None:
+    short, long = (EARLIER.samples(3, n_tokens, Words(), 0) for n_tokens in (400, 4000))
+    for few_words, many in zip(short, long):
+        assert few_words.prompt.after == many.prompt.after and few_words.answers == many.answers
+        for (question, answer), (longer, other) in zip(few_words.prompt.shots, many.prompt.shots):
+            assert len(longer) > 3 * len(question) and len(other) > 2 * len(answer)
+        answers = [line for _, text in many.prompt.shots for line in re.split(r"(?<=\.) ", text)]
+        assert len(set(answers)) > 0.97 * len(answers)
 
 
 @few
-@pytest.mark.parametrize("kind", [kind for kind in TASKS if kind != "quote"])
+@pytest.mark.parametrize(
+    "made", [*(TASKS[kind] for kind in TASKS if kind != "quote"), *CHATS], ids=lambda made: made.name
+)
 @given(seed=seeds)
-def test_a_wrong_value_may_stand_behind_the_right_one_only(kind: str, seed: int) -> None:
-    made = TASKS[kind]
-    for sample in some(kind, 3, 600, seed):
-        (answer,), others = sample.answers, [*sample.extra["others"]] or ["7.35"]
-        if kind == "conflict":
-            others.append(sample.extra["conflict"])
+def test_a_wrong_value_may_stand_behind_the_right_one_only(made: Reading | Chat, seed: int) -> None:
+    """Which may be spelt, and begin as the prompt does."""
+    for sample in made.samples(3, 600, Words(), seed):
+        (answer,), extra = sample.answers, sample.extra
+        told = [extra[name] for name in ("conflict", "other") if made.name != "chat-known" and name in extra]
+        others = [*extra["others"], *told] or ["7.35"]
+        for text in (extra.get("spelt") or answer, f"{sample.prompt.answer_prefix}{sample.gold}."):
+            assert made.score(text, sample) == 1.0
         for other in others:
             assert made.score(f"It is {answer}, not {other}.", sample) == 1.0
             assert made.score(f"not {other}, but {answer}", sample) == 0.0

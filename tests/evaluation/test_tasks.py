@@ -53,9 +53,6 @@ def test_a_group_stands_for_its_tasks() -> None:
             task(name)
 
 
-# -- what holds for every task ----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", TASKS)
 @settings(max_examples=3)
 @given(n=st.integers(2, 4), n_tokens=st.integers(2300, 2700), seed=st.integers(0, 9), more=st.integers(1, 9))
