@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -54,33 +55,11 @@ from pypcd.gguf import DEMO_MODEL, read_gguf
 from pypcd.llama import machine, threads
 from pypcd.prompt import Prompt
 
-# -- runs ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_run_holds_every_sample_once(finished: tuple[Directory, Records]) -> None:
-    directory, records = finished
-    assert sorted(records) == sorted(DEMO.everything())
-    assert len(lines(directory)) == len(records) == 2 * 4 * 3
-    record = records["kv-short", 280, 1, "greedy"]
-    assert record["prediction"].strip() == record["answers"][0] if record["score"] else True
-    assert record["n_prompt"] <= 280 and record["depth"] == pytest.approx(0.25, abs=0.1)
-    run = json.loads((directory.path / "run.json").read_text())
-    assert run["seed"] == 0 and len(run["weights"]) == 16 and run["pypcd"] == pypcd.__version__
-
-
-def test_a_part_of_a_run_is_that_part_of_the_whole(finished: tuple[Directory, Records], tmp_path: Path) -> None:
-    some = {("kv-short", 280, 1, "greedy"), ("kv-short", 280, 1, "pcd"), ("kv-short", 180, 3, "greedy")}
-    directory, progress = Directory(tmp_path / "run"), Progress()
-    outcome = evaluate(DEMO, directory, options=ONE, progress=progress, only=lambda key: key in some)
-    whole = {key: record for key, record in finished[1].items() if key in some}
-    assert set(outcome.records) == some and without_time(outcome.records) == without_time(whole)
-    assert progress.n_answers == progress.n_answers_done == 3
-    assert len(lines(directory)) == 3
-
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.55, 0.999, 1.0])
 def test_a_run_cut_anywhere_ends_the_same(share: float, finished: tuple[Directory, Records], tmp_path: Path) -> None:
     directory, records = finished
+    assert sorted(records) == sorted(DEMO.everything())
     copy = cut_copy(directory, tmp_path / "run", share)
     assert without_time(evaluate(DEMO, copy, options=ONE).records) == without_time(records)
     assert len(lines(copy)) == len(records)
@@ -183,33 +162,27 @@ def test_a_method_that_cannot_run_is_refused_with_a_sentence(
     assert f"- {refused}: {outcome.refused[refused]}" in markdown(plan, outcome.records, outcome.refused)
 
 
-def test_types_of_the_cache_are_methods_beside_the_usual_one(tmp_path: Path) -> None:
-    """They answer as llama_cpp does in a context of those types, which is opened for them alone."""
+def test_types_of_the_cache_and_settings_of_the_other_engine_are_methods_beside_the_usual_ones(tmp_path: Path) -> None:
+    """They answer as a model does that is opened for them alone: llama_cpp's with those types, pypcd's on its other engine."""
     methods = ("greedy+kv:q4_0", "greedy+kv:q4_0:q8_0", "pcd:window+kv:f16:q8_0", "pcd:window", "greedy+kv:f16")
+    methods += ("pcd:paper:cache=separate", "pcd:paper:type_k_over=f16")
     plan = Plan("demo", ("kv-short",), methods, (300,), n=3, max_tokens=12)
     outcome = evaluate(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 512})
-    assert outcome.refused == {} and len(outcome.records) == 18
+    assert outcome.refused == {} and len(outcome.records) == 24
     answers = {
         method: [outcome.records["kv-short", 300, i, method]["prediction"] for i in range(3)] for method in plan.methods
     }
     assert answers["greedy"] == answers["greedy+kv:f16"]
-    for method, types in (("kv:q4_0", {"type_k": 2}), ("kv:q4_0:q8_0", {"type_k": 2, "type_v": 8, "flash_attn": True})):
-        with contextlib.closing(llama_cpp.Llama(str(DEMO_MODEL), n_ctx=512, verbose=False, **ONE, **types)) as llm:
+    stock = functools.partial(llama_cpp.Llama, str(DEMO_MODEL), n_ctx=512, verbose=False, **ONE)
+    for method, opened in (
+        ("greedy+kv:q4_0", stock(type_k=2)),
+        ("greedy+kv:q4_0:q8_0", stock(type_k=2, type_v=8, flash_attn=True)),
+        (methods[-2], pypcd.Llama("demo", pcd="paper:cache=separate", engine="stock", n_ctx=512, **ONE)),
+    ):
+        with contextlib.closing(opened) as llm:
             for i, sample in enumerate(task("kv-short").samples(3, 300, ModelTokenizer(llm), 0)):
-                text = sample.prompt.text + sample.prompt.answer_prefix
-                wanted = llm(text, max_tokens=12, temperature=0.0)["choices"][0]["text"]
-                assert answers[f"greedy+{method}"][i] == wanted
-
-
-def test_a_setting_of_the_stock_engine_is_a_method_beside_those_of_the_native_one(tmp_path: Path) -> None:
-    methods = ("pcd:paper:cache=separate", "pcd:paper:type_k_over=f16")
-    plan = Plan("demo", ("kv-short",), methods, (300,), n=3, max_tokens=12)
-    outcome = evaluate(plan, Directory(tmp_path / "run"), options={**ONE, "n_ctx": 512})
-    assert outcome.refused == {} and len(outcome.records) == 9
-    with contextlib.closing(pypcd.Llama("demo", pcd="paper:cache=separate", engine="stock", n_ctx=512, **ONE)) as llm:
-        for i, sample in enumerate(task("kv-short").samples(3, 300, ModelTokenizer(llm), 0)):
-            wanted = llm(sample.prompt.begun, max_tokens=12, temperature=0.0)["choices"][0]["text"]
-            assert outcome.records["kv-short", 300, i, methods[0]]["prediction"] == wanted
+                wanted = llm(sample.prompt.begun, max_tokens=12, temperature=0.0)["choices"][0]["text"]
+                assert answers[method][i] == wanted
 
 
 @pytest.mark.parametrize(
