@@ -523,6 +523,12 @@ def test_a_name_may_have_a_part_of_each_kind() -> None:
         ("beam:2:n=3", "n is given twice"),
         ("pcd:tuned.json", "write its values"),
         ("self-extend:4:width=6", "allowed"),
+        ("dola", "dola-low"),
+        ("dola:2:2", "each layer once"),
+        ("dola-low:3", "write dola:3"),
+        ("dola-low+pcd", "two parts of one kind"),
+        ("ms-poe:max_ratio=1", "max_ratio is 1; .* min_ratio"),
+        ("ms-poe:order=x", "order is 'x'"),
     ],
 )
 def test_a_wrong_name_is_refused_with_what_is_wrong(text: str, named: str) -> None:

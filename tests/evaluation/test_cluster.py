@@ -105,9 +105,6 @@ def test_threads_are_a_share_of_the_cores(cluster: Cluster, monkeypatch: pytest.
     assert run_options(DEMO, {"n_threads": 3}, cluster)["n_threads"] == 3
 
 
-# -- what is lost ------------------------------------------------------------------------------------------------------
-
-
 def test_a_lost_scheduler_keeps_what_was_answered(scheduler: Any, expected: Records, tmp_path: Path) -> None:
     directory, (address, process) = Directory(tmp_path / "run"), scheduler
 
@@ -135,9 +132,6 @@ def test_ctrl_c_leaves_the_workers_of_others_without_a_model(cluster: Cluster, t
     with pytest.raises(KeyboardInterrupt):
         evaluate(DEMO, Directory(tmp_path / "run"), jobs=cluster, options=ONE, progress=Progress(interrupt))
     assert within(lambda: not any(cluster._client.run(is_open).values()), 30)
-
-
-# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 def test_what_is_no_scheduler_is_told_of() -> None:

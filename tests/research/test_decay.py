@@ -40,9 +40,6 @@ def test_the_three_curves_are_those_of_the_rotated_vectors(transition: str) -> N
     assert [getattr(curves, name)[0] for name in CURVES] == pytest.approx([1, 1, 1])
 
 
-# -- rates ------------------------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=30))
 def test_the_envelope_is_the_largest_of_what_follows(values: list[float]) -> None:
     got = envelope(np.array(values))
@@ -91,9 +88,6 @@ def test_the_grid_changes_one_value_at_a_time() -> None:
     assert cases[1][2].setting == PAPER.replace(length=64, d=8)
     for name, values in GRID.items():
         assert getattr(PAPER, name) in values  # each row has the paper's own setting in it
-
-
-# -- claims -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_lemmas_bound_by_hand() -> None:

@@ -163,9 +163,6 @@ def test_keyword_search_finds_the_key_and_seldom_what_is_reworded(
     assert sum(row["score"] for row in foreign) < 0.7 * sum(row["score"] for row in published)
 
 
-# -- reworded questions: no word leads a keyword search to the paragraph, and the answer is the published one ------------
-
-
 DATA = PUBLIC / "reworded.json"
 FUNCTION_WORDS = """a an and any are as at be been but by can could did do does each for from had has have her his how
 if in is it its many may might most much must no not of off on or out over since so such than that

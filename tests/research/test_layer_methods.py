@@ -23,7 +23,7 @@ import pypcd
 from pypcd import engine
 from pypcd.decode import Method, Session, parse
 from research.methods import heads
-from research.methods.dola import DoLa, candidate_layers, dola_contrast
+from research.methods.dola import DoLa, candidate_layers
 from research.methods.exits import Exits, has_tied_head, read_head
 from research.methods.heads import HeadRatios, head_counts
 from research.methods.mspoe import MsPoE
@@ -206,15 +206,6 @@ def test_candidates_are_hugging_faces() -> None:
         candidate_layers((32,), 32, tied=False)
 
 
-def test_the_filter_and_the_contrast_by_hand() -> None:
-    final, base = np.log([60.0, 7.0, 5.0, 28.0]) + 3, np.log([10.0, 20.0, 30.0, 40.0]) - 5
-    kept = np.log([6.0, 7 / 20, np.nan, 28 / 40])
-    kept[2] = -np.inf  # 5 < 60/10 <= 7
-    np.testing.assert_allclose(dola_contrast(final, base), kept, rtol=1e-12)
-    np.testing.assert_allclose(dola_contrast(final, base, relative_top=0.0)[2], np.log(5 / 30), rtol=1e-12)
-    assert np.isfinite(dola_contrast(final, base, relative_top=1.0)).tolist() == [True, False, False, False]
-
-
 # --- Ms-PoE's ratios ---
 
 
@@ -328,22 +319,6 @@ def test_what_a_model_cannot_do_is_refused_and_leaves_it_as_it_was(
     for model in llm, stock:
         model.eval(TOKENS[:20])
     assert np.array_equal(native_row(llm), native_row(stock))
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("dola", "dola-low"),
-        ("dola:2:2", "each layer once"),
-        ("dola-low:3", "write dola:3"),
-        ("dola-low+pcd", "two parts of one kind"),
-        ("ms-poe:max_ratio=1", "max_ratio is 1; .* min_ratio"),
-        ("ms-poe:order=x", "order is 'x'"),
-    ],
-)
-def test_wrong_names_are_errors(name: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        parse(name)
 
 
 def test_what_exits_and_ratios_cannot_do_is_said(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

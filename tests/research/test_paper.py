@@ -110,9 +110,6 @@ def test_the_f1_of_a_list_is_over_items_between_commas(prediction: str, f1: floa
     assert VTAuthors().score(prediction, sample) == pytest.approx(f1)
 
 
-# -- the tables beside a run's: their figures as printed, what is run for each, and the layout ---------------------------
-
-
 def test_the_papers_figures_are_as_printed() -> None:
     """Sums and means of the printed rows, worked out by hand."""
     assert sum(map(sum, TABLE_2["kv-authors"].values())) == pytest.approx(1753.2)

@@ -7,8 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from conftest import contrasted, rounding_of
-from hypothesis import given
-from hypothesis import strategies as st
 
 import pypcd
 from pypcd.decode import Session
@@ -17,7 +15,7 @@ from pypcd.evaluation import ModelTokenizer, Sample, task
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.stats import interval
 from pypcd.prompt import Prompt, prompt_tokens
-from research.salience import RANKS, Reading, count_ranks, measure, salience_rows
+from research.salience import Reading, measure, salience_rows
 from research.vocabulary import Vocabulary, rank
 
 
@@ -27,12 +25,6 @@ def vocabulary(demo: pypcd.Llama) -> Vocabulary:
 
 
 # -- ranks ------------------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.integers(1, 200)))
-def test_every_rank_falls_into_one_bin(ranks: list[int]) -> None:
-    ends = [*RANKS[1:], 10**9]
-    assert count_ranks(ranks) == [sum(low <= r < high for r in ranks) for low, high in zip(RANKS, ends)]
 
 
 def reading(

@@ -19,9 +19,6 @@ from research.survey import EvalPart, legs, survey_methods
 SCRIPT = Path(__file__).parents[2] / "research/models.py"
 
 
-# -- the plan --------------------------------------------------------------------------------------------------------
-
-
 def test_every_preset_is_asked_and_each_has_its_control() -> None:
     methods = survey_methods()
     presets = {f"pcd:{name}" for name in PRESETS}
@@ -70,9 +67,6 @@ def test_less_can_be_asked(tiny: Tiny) -> None:
     assert len(some) == 2 and {leg.plan for leg in some} < {leg.plan for leg in everything}
     with pytest.raises(ValueError, match="part is 'needles'; allowed: "):
         legs(model, parts=("needles",))
-
-
-# -- the script ------------------------------------------------------------------------------------------------------
 
 
 def test_the_script_on_a_real_model(

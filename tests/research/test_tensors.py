@@ -74,9 +74,6 @@ def test_what_cannot_be_tapped_is_refused_in_a_sentence(kind: str, tiny: Tiny, l
     assert "l_out-0" in seen
 
 
-# -- queries and keys before they are rotated ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma2"])
 @pytest.mark.parametrize("flash_attn", [False, True])
 def test_queries_and_keys_are_the_references_before_rotation(
