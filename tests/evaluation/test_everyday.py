@@ -12,15 +12,9 @@ from runs import ONE, lines, without_time
 from pypcd.evaluation import Directory, Plan, evaluate
 from pypcd.evaluation.tasks.everyday import EVERYDAY
 from pypcd.evaluation.tasks.frozen import rows
-from pypcd.evaluation.tasks.sample import Sample
 
 SHOTS = {made.kind: made for made in EVERYDAY if not made.behind}
 NAMES = list(SHOTS)
-
-
-def pairs_of(sample: Sample) -> list[tuple[str, str]]:
-    """Every question of a prompt with its answer: the examples and the question itself."""
-    return [*((q, a.strip()) for q, a in sample.prompt.shots), (sample.prompt.after, sample.answers[0])]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -28,7 +22,7 @@ def test_no_question_of_one_half_is_asked_or_shown_in_the_other(name: str) -> No
     halves: tuple[set[str], set[str]] = (set(), set())
     for seed in range(3):
         for sample in SHOTS[name].samples(100, 2500 if seed == 2 else 500, Words(), seed):
-            halves[sample.index % 2].update(question for question, _ in pairs_of(sample))
+            halves[sample.index % 2].update([sample.prompt.after, *(question for question, _ in sample.prompt.shots)])
     assert min(map(len, halves)) > 50 and not halves[0] & halves[1]
 
 
