@@ -156,15 +156,6 @@ def test_the_control_of_a_setting_contrasts_where_the_setting_does(llm: pypcd.Ll
     assert np.array_equal(rows[2][kept], wanted[kept].astype(np.float32)) and not np.array_equal(rows[2], plain_rows[2])
 
 
-def test_controls_of_one_pool_share_its_answers(llm: pypcd.Llama) -> None:
-    session, pools = Session(llm), [(PROMPT.replace(after=after), PROMPT) for after in ("?", ", ")]
-    first = Control(pools[0]).means(session, False)
-    assert Control(pools[0], pypcd.PCDConfig(beta=1)).with_pool(pools[0]).means(session, False) is first
-    assert np.array_equal(Control(pools[0], n_steps=2).means(session, False), first[:2])
-    assert not np.array_equal(Control(pools[1]).means(session, False), first)
-    assert np.array_equal(Control(pools[0]).means(session, False), first)
-
-
 def test_self_extend_divides_distant_positions(tiny: Tiny, load: Load) -> None:
     """With one layer keys do not depend on earlier tokens, so only final positions matter.
 

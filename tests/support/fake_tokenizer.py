@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from pypcd.prompt import Prompt
 
@@ -11,7 +10,7 @@ BOS = 0
 
 
 class Pieces:
-    """Decodes what it encodes, and puts BOS before every text.
+    """Puts BOS before every text.
 
     Args:
         template: how many tokens its chat template adds to every prompt.
@@ -21,7 +20,6 @@ class Pieces:
 
     def __init__(self, template: int = 0) -> None:
         self.template = template
-        self._pieces = [""]
         self._ids: dict[str, int] = {}
 
     def count(self, prompt: Prompt) -> int:
@@ -29,16 +27,7 @@ class Pieces:
         return len(self.encode(asked + prompt.answer_prefix)) + self.template
 
     def encode(self, text: str) -> list[int]:
-        tokens = [BOS]
-        for piece in re.findall(self.pattern, text):
-            if piece not in self._ids:
-                self._ids[piece] = len(self._pieces)
-                self._pieces.append(piece)
-            tokens.append(self._ids[piece])
-        return tokens
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return "".join(self._pieces[token] for token in tokens)
+        return [BOS, *(self._ids.setdefault(piece, len(self._ids) + 1) for piece in re.findall(self.pattern, text))]
 
 
 class Words(Pieces):
