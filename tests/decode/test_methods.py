@@ -521,7 +521,6 @@ def test_a_name_may_have_a_part_of_each_kind() -> None:
         ("dola", "dola-low"),
         ("dola:2:2", "each layer once"),
         ("dola-low:3", "write dola:3"),
-        ("dola-low+pcd", "two parts of one kind"),
         ("ms-poe:max_ratio=1", "max_ratio is 1; .* min_ratio"),
         ("ms-poe:order=x", "order is 'x'"),
     ],

@@ -106,8 +106,6 @@ def test_a_step_without_a_contrast_has_no_strength(
             assert all(c.after == c.before for c in step.candidates)
 
 
-# -- for readers ------------------------------------------------------------------------------------------------------
-
 HOSTILE = b"</code><script>alert(1)</script>\x1b[2J\xff\xe2\x80\xae" + "漢".encode() * 9
 
 
@@ -142,9 +140,6 @@ def test_a_table_has_the_marks_the_columns_and_what_plain_decoding_writes() -> N
     assert head.split() == ["token", "L", "L*", "PCD", "rank"]
     assert first.startswith(">* ") and first.split()[-6:] == ["25.0%", "50.0%", "12.5%", "2", "->", "1"]
     assert second.split() == ['"ab"', "25.0%", "-", "-", "1", "->", "-"]
-
-
-# -- the command ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

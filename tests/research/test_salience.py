@@ -23,9 +23,6 @@ def vocabulary(demo: pypcd.Llama) -> Vocabulary:
     return Vocabulary(demo)
 
 
-# -- ranks ------------------------------------------------------------------------------------------------------------
-
-
 def reading(
     index: int, method: str, rank: int, logit: float | None = 1.0, others: tuple[float, ...] = (2.0,)
 ) -> Reading:
@@ -52,9 +49,6 @@ def test_cells_by_hand() -> None:
         row = salience_rows(128, [(reading(i, BASELINE, 2), reading(i, "PCD", 1)) for i in range(n)])[1]
         assert (row.low, row.high, row.p, row.is_clear) == (0.5, 0.5, pytest.approx(2 / 2**n), clear)
     assert second.gold_logit == 1.0  # of two
-
-
-# -- which tokens an answer can begin with ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("answers", [['"43fb'], ["a", "b0-1"]])
@@ -86,9 +80,6 @@ def test_an_answer_without_text_is_an_error(vocabulary) -> None:
 )
 def test_ranks_by_hand(row: list[float], gold: list[int] | int, wanted: int) -> None:
     assert rank(row, gold) == wanted
-
-
-# -- readings ---------------------------------------------------------------------------------------------------------
 
 
 def test_readings_are_those_of_an_evaluation_by_itself(demo, vocabulary) -> None:
