@@ -56,6 +56,11 @@ from pypcd.llama import machine, threads
 from pypcd.prompt import Prompt
 
 
+def test_a_run_says_what_made_it(finished: tuple[Directory, Records]) -> None:
+    run = json.loads((finished[0].path / "run.json").read_text())
+    assert run["seed"] == 0 and len(run["weights"]) == 16 and run["pypcd"] == pypcd.__version__
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.55, 0.999, 1.0])
 def test_a_run_cut_anywhere_ends_the_same(share: float, finished: tuple[Directory, Records], tmp_path: Path) -> None:
     directory, records = finished
