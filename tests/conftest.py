@@ -79,6 +79,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if is_other and config.getoption("markexpr") == "fast" else None
 
 
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> None:
+    """The fixtures of tests/server. In a conftest.py of its own they would be in the way of `from conftest import …`."""
+    if module_path.parent.name == "server":
+        name = "browser" if module_path.name.startswith("test_page") else "serving"
+        parent.config.pluginmanager.import_plugin(name)  # where it skips, so does the module that imports it
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_fast(item.path):

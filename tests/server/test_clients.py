@@ -22,8 +22,6 @@ from serving import PROMPTS, N, answered, complete, greeting, serving
 
 from pypcd.server import Server
 
-pytest_plugins = ["serving"]  # fixtures
-
 
 def package(name: str) -> Any:
     return pytest.importorskip(

@@ -14,8 +14,6 @@ from serving import ask, complete, meant
 
 from pypcd.server import Server
 
-pytest_plugins = ["browser"]  # fixtures
-
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 

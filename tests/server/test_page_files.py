@@ -16,8 +16,6 @@ from serving import answered, ask, complete, events, last_timings
 
 from pypcd.server import Server
 
-pytest_plugins = ["browser"]  # fixtures
-
 CHAT = "/v1/chat/completions"
 
 

@@ -16,8 +16,6 @@ from tiny_gguf import CHAT_TEMPLATE
 
 from pypcd.server import Server
 
-pytest_plugins = ["browser"]  # fixtures
-
 REFUSAL = "does not see pictures"
 
 

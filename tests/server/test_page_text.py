@@ -16,8 +16,6 @@ from browser import Chat, Open, Script, event, expect
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-pytest_plugins = ["browser"]  # fixtures
-
 # -- the watch, and the browser's own guard ---------------------------------------------------------------------------
 
 GUARD = "<meta http-equiv='Content-Security-Policy' content=\"script-src 'none'; img-src 'none'\">"

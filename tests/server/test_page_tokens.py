@@ -16,8 +16,6 @@ from serving import complete, counter
 
 from pypcd.server import Server
 
-pytest_plugins = ["browser"]  # fixtures
-
 N_PROBS = 8
 HALF_A_DIGIT = 0.0501  # per cent: numbers are shown with one decimal
 

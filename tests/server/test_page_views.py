@@ -17,8 +17,6 @@ import pytest
 from browser import Chat, Open, Script, candidates, event, expect, question
 from playwright.sync_api import Locator
 
-pytest_plugins = ["browser"]  # fixtures
-
 PICTURES = os.environ.get("PYPCD_PAGE_PICTURES")
 
 MARKDOWN = r"""# A heading

@@ -24,8 +24,6 @@ from pypcd.settings.config import PRESETS, typed
 # isort: split
 from llama_cpp import LlamaGrammar
 
-pytest_plugins = ["serving"]  # fixtures
-
 COUNTS = ("twins", "skipped", "contrasted", "changed", "constrained")
 
 

@@ -21,8 +21,6 @@ from pypcd.document import Document
 from pypcd.find.heads import keep_heads
 from pypcd.server import Server
 
-pytest_plugins = ["serving"]  # fixtures
-
 HEADS = {0: [1, 3], 2: [0]}
 
 

@@ -20,8 +20,6 @@ import pypcd
 from pypcd.gguf import DEMO_MODEL
 from pypcd.server import Server
 
-pytest_plugins = ["serving"]  # fixtures
-
 STRONG = {"beta": 30.0}
 
 

@@ -22,8 +22,6 @@ from pypcd.decode.prompt_cache import MIN_TOKENS, PromptCache
 from pypcd.document import Document
 from pypcd.server import Server
 
-pytest_plugins = ["serving"]  # fixtures
-
 TEXT = notes(1, 40)
 QUESTION, OTHER = "What is the value of k3?", "Which one is red?"
 

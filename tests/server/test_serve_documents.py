@@ -29,8 +29,6 @@ from pypcd.engine import token_text
 from pypcd.prompt import lay
 from pypcd.server import Server
 
-pytest_plugins = ["serving"]  # fixtures
-
 CHAT = "/v1/chat/completions"
 TOKENS = 12
 TEMPLATE = "{{ bos_token }}" + CHAT_TEMPLATE  # Python adds none itself

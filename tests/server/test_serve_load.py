@@ -23,8 +23,6 @@ import pypcd
 from pypcd.gguf import DEMO_MODEL
 from pypcd.server import Server
 
-pytest_plugins = ["serving"]  # fixtures
-
 SECONDS = float(os.environ.get("PYPCD_LOAD_SECONDS", "4"))
 N_CLIENTS = int(os.environ.get("PYPCD_LOAD_CLIENTS", "16"))
 N_LEAST = 6  # requests of each client, however slow the machine is

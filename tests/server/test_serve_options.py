@@ -25,8 +25,6 @@ from pypcd import PCDConfig, engine
 from pypcd.gguf import DEMO_MODEL
 from pypcd.server import Server, options
 
-pytest_plugins = ["serving"]  # fixtures
-
 HELLO = {"prompt": "a", "n_predict": 1}
 
 

@@ -26,8 +26,6 @@ from pypcd.llama import machine
 from pypcd.server import OptionError, Server, model_list
 from pypcd.settings.config import PRESETS
 
-pytest_plugins = ["serving"]  # fixtures
-
 WINDOW = "window:evaluation=fused:window=4:n_sink=0"
 ENDLESS = {"prompt": "a", "n_predict": -1, "ignore_eos": True}
 linux = pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc: run it on Linux")
