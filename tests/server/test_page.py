@@ -17,16 +17,26 @@ from pypcd.server import Server
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-def test_answers_are_those_of_the_server_turn_by_turn(chat: Chat, served: Server) -> None:
+def test_answers_are_those_of_the_server_turn_by_turn_and_to_an_edited_question(chat: Chat, served: Server) -> None:
     texts: list[str] = []
     for text in ("Hello", "2ac0-51f3 and what?"):
         texts.append(text)
         said = chat.copied(chat.ask(text))
         assert said == complete(served, prompt_of(served, *texts))["content"]
         texts.append(said)
-    expect(chat.questions).to_have_count(2)
     assert [chat.copied(one) for one in chat.questions.all()] == texts[::2]
     assert [chat.copied(one) for one in chat.answers.all()] == texts[1::2]
+    field = chat.edit(chat.questions.first)
+    expect(field).to_have_value("Hello")
+    chat.button("Cancel").click()
+    expect(field).to_have_count(0)
+    expect(chat.answers).to_have_count(2)
+    chat.edit(chat.questions.first).fill("Three")
+    chat.button("Send again").click()
+    expect(chat.answers).to_have_count(1)
+    said = chat.copied(chat.finished())
+    assert chat.copied(chat.questions) == "Three"
+    assert said == complete(served, prompt_of(served, "Three"))["content"]
 
 
 def test_an_answer_appears_as_it_comes(chat: Chat, script: Script) -> None:
@@ -234,29 +244,19 @@ def test_where_the_server_is_off_it_offers_that_once_and_begins_with_the_recomme
         assert compared == [False, recommended]
 
 
-def test_passages_open_and_what_the_server_tells_is_told(chat: Chat, script: Script) -> None:
-    texts = ["The key is under the <b>mat</b>.", "It was moved on Friday."]
-    found = [{"text": text, "document": "a.txt", "place": f"line {i}"} for i, text in enumerate(texts, 7)]
-    chat.begin().say("x").end(passages=found)
-    answer = chat.finished()
-    expect(answer.get_by_text(texts[1])).to_be_hidden()
-    answer.get_by_text("2 passages").click()
-    for text in texts:
-        expect(answer.get_by_text(text, exact=True)).to_be_visible()
-    expect(answer.get_by_text("a.txt, line 8")).to_be_visible()
-    for told in (
-        {"passages": found, "documents_note": "a.pdf: pictures are left out"},
-        {"passages": [], "passages_note": "the document has fewer tokens than the passages"},
-        {"pcd_answer": "PCD (window) left this answer alone: the text has fewer than 300 tokens", "pcd_twins": 0},
+def test_what_the_server_tells_of_an_answer_is_told_and_kept(chat: Chat, script: Script) -> None:
+    for field, said in (
+        ("documents_note", "a.pdf: pictures are left out"),
+        ("passages_note", "the document has fewer tokens than the passages"),
+        ("pcd_answer", "PCD (window) left this answer alone: the text has fewer than 300 tokens"),
     ):
-        chat.begin().say("x").end(**told)
-        said = next(text for name, text in told.items() if name != "passages")
-        expect(chat.finished()).to_contain_text(str(said))
-    chat.go()  # it is kept
-    expect(chat.answers.last).to_contain_text(str(said))
+        chat.begin().say("x").end(passages=[], pcd_twins=0, **{field: said})
+        expect(chat.finished()).to_contain_text(said)
+    chat.go()
+    expect(chat.answers.last).to_contain_text(said)
 
 
-# -- stop, edit, retry ------------------------------------------------------------------------------------------------
+# -- stop, retry ------------------------------------------------------------------------------------------------------
 
 
 def test_stop_ends_the_request_and_escape_in_an_edited_message_does_not(chat: Chat, script: Script) -> None:
@@ -275,22 +275,6 @@ def test_stop_ends_the_request_and_escape_in_an_edited_message_does_not(chat: Ch
     expect(field).to_have_count(0)
     stream.say(" whole").end()
     assert chat.copied(chat.finished()) == "half whole"
-
-
-def test_an_edited_question_is_answered_anew(chat: Chat, served: Server) -> None:
-    chat.ask("One")
-    chat.ask("Two")
-    field = chat.edit(chat.questions.first)
-    expect(field).to_have_value("One")
-    chat.button("Cancel").click()
-    expect(field).to_have_count(0)
-    expect(chat.answers).to_have_count(2)
-    chat.edit(chat.questions.first).fill("Three")
-    chat.button("Send again").click()
-    expect(chat.answers).to_have_count(1)
-    said = chat.copied(chat.finished())
-    assert chat.copied(chat.questions) == "Three"
-    assert said == complete(served, prompt_of(served, "Three"))["content"]
 
 
 def test_versions(chat: Chat, script: Script) -> None:
