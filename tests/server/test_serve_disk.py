@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import Tiny
 from processes import within
-from serving import HELD, SMALL, answered, ask, complete, ready, with_workers
+from serving import HELD, SMALL, answered, complete, ready, with_workers
 from test_serve_documents import CHAT, TOKENS, notes, opened, path_of, said, whole, with_file
 
 from pypcd import ask as asking
@@ -178,30 +178,21 @@ def test_each_model_of_a_router_has_its_own(tiny: Tiny, prompts: PromptCache, tm
     assert run() == [entry.n_tokens for entry in prompts.entries()]
 
 
-@pytest.mark.parametrize("pcd", ["unsure", "window"])
-def test_a_question_that_is_asked_again_gets_the_same_logits(model: str, pcd: Any) -> None:
-    """A contrast multiplies rounding, so that the last token of a prompt is evaluated by itself."""
-
-    def rows(server: Server) -> list[Any]:
-        messages = [{"role": "user", "content": TEXT + QUESTION}]
-        body = {"messages": messages, "max_tokens": 3, "logprobs": True, "top_logprobs": 5, "pcd": pcd}
-        _, answer = ask(server, CHAT, body)
-        return [answer["choices"][0]["logprobs"], answer["timings"]["cache_n"]]
-
-    with ready(model=model, parallel=1) as server:
-        first, again = rows(server), rows(server)
-    assert first[1] == 0 and again[1] > MIN_TOKENS and first[0] == again[0]
+ABOUT_A_FILE, ABOUT_A_TEXT = with_file(TEXT, QUESTION), [{"role": "user", "content": TEXT + QUESTION}]
 
 
-@pytest.mark.parametrize("pcd", [False, "window"])
-def test_a_question_about_a_document_that_is_asked_again_has_the_same_logits(
-    model: str, prompts: PromptCache, pcd: Any
-) -> None:
-    """What is behind the document's beginning is read in the batches of the first time, on a cache that rounds too."""
+@pytest.mark.parametrize(
+    ("messages", "pcd"),
+    [(ABOUT_A_FILE, False), (ABOUT_A_FILE, "window"), (ABOUT_A_TEXT, "unsure"), (ABOUT_A_TEXT, "window")],
+    ids=["file-plain", "file-window", "text-unsure", "text-window"],
+)
+def test_what_is_asked_again_has_the_same_logits(model: str, prompts: PromptCache, messages: Any, pcd: Any) -> None:
+    """On a cache that rounds, too: what is behind a document's beginning is read in the batches of the first time, and the last token of a
+    prompt by itself, since a contrast multiplies rounding."""
     with ready(model=model, parallel=1, options=SMALL[:-4]) as server:
         body = {"max_tokens": 3, "logprobs": True, "top_logprobs": 5, "pcd": pcd}
         body["logit_bias"] = [["a", 1000]]  # llama-server tells no logprobs of a byte that is no whole character
-        answers = [ask(server, CHAT, {"messages": with_file(TEXT, QUESTION), **body})[1] for _ in range(3)]
+        answers = [answered(server, CHAT, {"messages": messages, **body}) for _ in range(3)]
     first, *others = (answer["choices"][0]["logprobs"] for answer in answers)
     assert [first] * 2 == others
-    assert answers[0]["timings"]["passages"] and answers[1]["timings"]["cache_n"] > MIN_TOKENS
+    assert answers[0]["timings"]["cache_n"] == 0 and answers[1]["timings"]["cache_n"] > MIN_TOKENS
