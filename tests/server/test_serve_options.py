@@ -1,7 +1,9 @@
-"""llama-server's own options in `pypcd serve`: what PCD does beside them, and that what a user gives wins; settings as text."""
+"""llama-server's own options in `pypcd serve`: what PCD does beside them, and that what a user gives wins; settings as text; who may
+ask."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -18,7 +20,7 @@ import numpy as np
 import pytest
 import serving
 from processes import SECONDS
-from serving import BASE, MESSAGES, MUTE_ROUTES, PROMPTS, ask, complete, is_greedy, meant, ready, refused
+from serving import BASE, MESSAGES, MUTE_ROUTES, PROMPTS, ask, at, begun, complete, is_greedy, meant, ready, refused
 
 import pypcd
 from pypcd import PCDConfig, engine
@@ -125,20 +127,6 @@ def matches(arguments: str) -> bool:
     return set(given) == {"key", "n"} and given["key"] in ("red", "blue", "green") and type(given["n"]) is int
 
 
-def test_a_forced_call_is_plain_unless_its_request_asks(tools: Server) -> None:
-    plain, default, on = (
-        ask(tools, "/v1/chat/completions", {**FORCED, **asked})[1]
-        for asked in ({"pcd": False}, {}, {"pcd": {"beta": 30.0}})
-    )
-    calls = [answer["choices"][0]["message"]["tool_calls"][0]["function"] for answer in (plain, default, on)]
-    assert calls[0] == calls[1] != calls[2]
-    assert all(call["name"] == "look_up" and matches(call["arguments"]) for call in calls)
-    assert default["timings"]["pcd_constrained"] == default["timings"]["predicted_n"]
-    assert default["timings"]["pcd_twins"] == 0 < on["timings"]["pcd_twins"]
-    free = ask(tools, "/v1/chat/completions", {**CALLED, "tool_choice": "auto", "max_tokens": 1})[1]["timings"]
-    assert free["pcd_twins"] == 1 and free["pcd_constrained"] == 0, "until the model calls, it writes as it likes"
-
-
 OF_ANTHROPIC = {"name": "look_up", "description": "The value of a key", "input_schema": LOOK_UP["parameters"]}
 STREAMS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": FORCED,
@@ -166,12 +154,18 @@ def part_of_call(event: dict[str, Any]) -> str:
     return "".join(call["function"].get("arguments", "") for call in calls) + of_messages
 
 
-@pytest.mark.parametrize("setting", [False, {"beta": 30.0}])
 @pytest.mark.parametrize("route", STREAMS)
-def test_a_forced_call_has_its_schema_also_in_a_stream(route: str, setting: Any, tools: Server) -> None:
-    body = {**STREAMS[route], "temperature": 0, "stream": True, "pcd": setting}
-    parts = [*filter(None, map(part_of_call, serving.events(ask(tools, route, body)[1])))]
-    assert matches("".join(parts)) and len(parts) > 2
+def test_a_forced_call_has_its_schema_and_is_plain_unless_its_request_asks(route: str, tools: Server) -> None:
+    calls, timings = [], []
+    for asked in ({"pcd": False}, {}, {"pcd": {"beta": 30.0}}):
+        text = serving.answered(tools, route, {**STREAMS[route], "temperature": 0, "stream": True, **asked})
+        parts = [*filter(None, map(part_of_call, serving.events(text)))]
+        assert len(parts) > 2
+        calls.append("".join(parts))
+        timings.append(serving.last_timings(text))
+    assert calls[0] == calls[1] != calls[2] and all(map(matches, calls))
+    assert timings[1]["pcd_constrained"] == timings[1]["predicted_n"]
+    assert timings[1]["pcd_twins"] == 0 < timings[2]["pcd_twins"]
 
 
 def test_an_answer_that_does_not_match_its_format_is_a_fault_of_the_server(tools: Server) -> None:
@@ -324,3 +318,78 @@ def test_a_text_that_means_another_rotation_is_refused_and_an_object_is_not() ->
         assert (own["beta"], own["window"]) == (1.5, None)
         own = meant(made, pcd="paper:perturbation=none:window=8")
         assert (own["beta"], own["window"], own["perturbation"]) == (2.5, 8, "none")
+
+
+# -- who may ask without a key: programs, this machine's pages, and nobody's page that is open in a browser here ---------
+
+
+def forbidden(answer: tuple[int, Any], *words: str) -> None:
+    status, said = answer
+    assert status == 403, said
+    assert all(word in said["error"]["message"] for word in (*words, "allowed: ", "--cors-origins")), said
+
+
+REFUSED = [
+    *({"Host": host} for host in ("evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil.example")),
+    *({"Origin": origin} for origin in ("http://evil.example", "null", "http://localhost.evil.example")),
+    {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},  # a picture
+]
+ANSWERED = [
+    *({"Host": host} for host in ("127.0.0.1:{port}", "LOCALHOST", "me.localhost", "[::1]:{port}", "192.168.1.7:8080")),
+    *({"Origin": origin} for origin in ("http://localhost:3000", "http://[::1]:1")),
+    {"Origin": "http://192.168.1.7:8080", "Host": "192.168.1.7:8080"},
+    {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"},
+    {"Origin": "http://localhost:3000", "Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"},
+]
+
+
+def filled(server: Server, headers: dict[str, str]) -> dict[str, str]:
+    return {name: value.format(port=server.port) for name, value in headers.items()}
+
+
+@pytest.mark.parametrize("headers", REFUSED, ids=lambda headers: " ".join(headers.values()))
+def test_another_sites_page_is_refused(server: Server, headers: dict[str, str]) -> None:
+    sent, (name, value) = filled(server, headers), next(iter(headers.items()))
+    words = name, value.partition(":{port}")[0]
+    for path in ("/props", "/slots", *(("/", "/v1/models") if name == "Host" else ())):
+        forbidden(ask(server, path, **sent), *words)
+    forbidden(ask(server, "/completion", HELLO, **sent), *words)
+    plain = {"Content-Type": "text/plain", **sent}  # which a browser sends without asking first
+    forbidden(ask(server, "/completion", json.dumps(HELLO).encode(), **plain), *words)
+
+
+@pytest.mark.parametrize("headers", ANSWERED, ids=lambda headers: " ".join(headers.values()))
+def test_this_machines_and_the_servers_own_pages_are_answered(server: Server, headers: dict[str, str]) -> None:
+    assert ask(server, "/v1/models", **filled(server, headers))[0] == 200
+    assert ask(server, "/completion", HELLO, **filled(server, headers))[0] == 200
+
+
+@pytest.mark.parametrize(("path", "status"), [("/", 200), ("/v1/models", 200), ("/nothing", 404), ("/props", 403)])
+def test_answers_stand_in_no_other_page_and_are_what_they_say(server: Server, path: str, status: int) -> None:
+    with contextlib.closing(begun(server, path, **({"Host": "evil.example"} if status == 403 else {}))) as connection:
+        answer = connection.getresponse()
+    assert answer.status == status
+    assert answer.headers.get_all("Content-Security-Policy") == ["frame-ancestors 'none'"]
+    assert answer.headers.get_all("X-Content-Type-Options") == ["nosniff"]
+
+
+def test_a_link_of_another_site_is_followed(server: Server) -> None:
+    assert ask(server, "/", **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"})[0] == 200
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_origins_that_were_given_open_a_server_of_one_model_and_of_several(names: str, tmp_path: Path) -> None:
+    """A router passes Host and Origin on, and the process of the model looks at them too."""
+    models = [str(shutil.copy(DEMO_MODEL, tmp_path / f"{name}.gguf")) for name in names]
+    site, body = "https://chat.example", {**HELLO, "model": names[-1]}
+    with ready("--cors-origins", f"{site}, http://other.example:81", model=models, parallel=1) as server:
+        other, own = {"Origin": "http://other.example:81"}, {"Host": "chat.example"}
+        for headers in ({}, {"Origin": site}, other, own, {"Origin": site, **own}):
+            assert ask(server, "/completion", body, **headers)[0] == 200
+        forbidden(ask(server, "/completion", body, Host="evil.example"), "Host is", "evil.example")
+        for origin in ("http://evil.example", "http://other.example"):
+            forbidden(ask(server, "/completion", body, Origin=origin), "Origin is", origin)
+        assert len(server._parts) == len(names)
+        for part in filter(None, server._parts):  # the processes behind a router, which a page may look for too
+            process = at(f"http://127.0.0.1:{part.strip('[] ')}")
+            forbidden(ask(process, "/completion", body, Host="evil.example"), "Host is")
