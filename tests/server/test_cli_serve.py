@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from conftest import Tiny
 from processes import SECONDS
-from serving import OPTIONS, ask, at, complete, greeting, meant, ready, server_of, serving
+from serving import OPTIONS, ask, at, complete, greeting, meant, ready, refused, server_of, serving
 
 import pypcd
 from pypcd.cli import main
@@ -48,7 +48,10 @@ def test_of_several_models_it_says_what_each_does(tiny: Tiny, tmp_path: Path) ->
         settings = [("demo", "cautious"), (mamba.stem, "off"), ("late", "off")]
         assert [line.split()[:3] for line in lines[1:4]] == [[name, "PCD", setting] for name, setting in settings]
         assert ["loaded when it is asked for" in line for line in lines[1:4]] == [False, False, True]
-        assert meant(at(lines[4].split()[1]), model="late:pcd-window")["window"] == 64
+        server = at(lines[4].split()[1])
+        assert meant(server, model="late:pcd-window")["window"] == 64
+        assert "PCD cannot run here" in refused(server, model=f"{mamba.stem}:pcd")
+        assert f"{mamba.stem}:pcd" not in [model["id"] for model in ask(server, "/v1/models")[1]["data"]]
         err = ended(process)
     assert err.startswith(f"pypcd: {mamba.stem}: PCD cannot run here: ")
 
@@ -98,6 +101,15 @@ def fails(*args: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     return int(status), err
 
 
+WRONG_INI = {
+    "none": ("", "names no model"),
+    "unnamed": ("model = demo", "[*]"),
+    "no-file": ("[a]\npcd = on", "[a] has no model"),
+    "no-setting": ("[a]\nmodel = demo\npcd = cautius", "[a]: pcd is 'cautius'"),
+    "twice": ("[a]\nmodel = demo\n[a]\nmodel = demo", "is not a file of models"),
+}
+
+
 @pytest.mark.parametrize(
     ("line", "word"),
     [
@@ -116,10 +128,10 @@ def fails(*args: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
         ("demo demo=off", "two models are called 'demo'"),
         ("demo=cautius", "did you mean 'cautious'"),
         ("nosuch.ini", "nosuch.ini"),
+        *((f"{name}.ini", word) for name, (_, word) in WRONG_INI.items()),
         ("x.ini=off", "x.ini has a setting behind it, 'off'"),
         ("empty", "a folder without a .gguf file"),
         ("demo -- --host 0.0.0.0", "--host stands behind --"),
-        ("demo -- -np 2", "-np stands behind --"),
         ("demo -- --alias zeta", "with names of their own (models.ini)"),
         ("a,b.gguf", "'a,b'"),
         ("demo a;b.gguf", "# and ; begin a remark"),
@@ -136,6 +148,8 @@ def test_a_mistake_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     for name in ("a,b", "a;b", "other"):
         shutil.copy(DEMO_MODEL, f"{name}.gguf")
+    for name, (text, _) in WRONG_INI.items():
+        Path(f"{name}.ini").write_text(text)
     Path("empty").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as other:
         status, said = fails(*line.format(taken=other.getsockname()[1]).split(), capsys=capsys)

@@ -67,21 +67,17 @@ def test_the_first_request_with_pcd_leaves_a_running_one_alone(llm: pypcd.Llama)
             is_greedy(llm, prompt, False, answer.result()["tokens"], ends=False)
 
 
-def test_it_sleeps_and_wakes_with_its_settings(llm: pypcd.Llama) -> None:
-    with running("--sleep-idle-seconds", "1") as server:
-        first = complete(server, PROMPTS[0], pcd=STRONG)["tokens"]
-        assert within(lambda: ask(server, "/props")[1]["is_sleeping"])
-        assert complete(server, PROMPTS[0], pcd=STRONG)["tokens"] == first
-
-
-def test_it_stays_awake_while_a_document_is_read(tmp_path: Path) -> None:
-    """What reads it asks the model for tokens, and a server that sleeps has none."""
+def test_it_sleeps_and_wakes_with_its_settings_and_not_while_a_document_is_read(tmp_path: Path) -> None:
+    """What reads a document asks the model for tokens, and a server that sleeps has none."""
     slow = "worker._answer = lambda request, model: time.sleep(3) or own(request, model)"
     code = f"import time\n\nown = worker._answer\n{slow}"
-    with with_workers(code, tmp_path, "--sleep-idle-seconds", "1") as server:
+    said = []
+    with with_workers(code, tmp_path, "--sleep-idle-seconds", "1", pcd=BASE) as server:
         for _ in range(2):  # it has slept before the second one
             assert answered(server, "/documents", {"filename": "a", "text": "b"})["n_tokens"] > 0
+            said.append(complete(server, PROMPTS[0], pcd=STRONG)["tokens"])
             assert within(lambda: ask(server, "/props")[1]["is_sleeping"])
+    assert said[0] == said[1]
 
 
 def test_a_full_context_ends_its_own_answer_alone(llm: pypcd.Llama) -> None:
