@@ -194,15 +194,12 @@ def test_the_names_of_options_are_those_of_llama_servers_help() -> None:
         assert name in of_name[ours], (name, ours)
 
 
-@pytest.mark.parametrize(("models", "prefix"), [(["demo"], "/a.b/c"), (["demo", "twin.gguf"], "/llm")])
-def test_it_serves_under_a_prefix(
-    models: list[str], prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(DEMO_MODEL, "twin.gguf")
-    if len(models) == 1:
+@pytest.mark.parametrize(("n_models", "prefix"), [(1, "/a.b/c"), (2, "/llm")])
+def test_it_serves_under_a_prefix(n_models: int, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = ["demo", str(shutil.copy(DEMO_MODEL, tmp_path / "twin.gguf"))][:n_models]
+    if n_models == 1:
         monkeypatch.setenv("LLAMA_ARG_API_PREFIX", prefix)
-    given = ["--api_prefix", prefix] if len(models) > 1 else []
+    given = ["--api_prefix", prefix] if n_models > 1 else []
     server = serving.server_of(*given, model=models, parallel=1)
     end = time.monotonic() + SECONDS
     with server.running():

@@ -94,15 +94,12 @@ def test_stock_runs_on_the_libllama_of_llama_cpp_python(servers: Servers) -> Non
     def loaded(server: Server) -> set[Path]:
         assert server._process is not None
         maps = Path(f"/proc/{server._process.pid}/maps").read_text(encoding="utf-8")
-        return {
-            Path(name) for name in re.findall(r"^(?:\S+ +){5}(/.*/lib(?:llama|ggml|mtmd)[^/\n]*)$", maps, re.MULTILINE)
-        }
+        return {Path(name) for name in re.findall(r"(?m)^(?:\S+ +){5}(/.*/lib(?:llama|ggml|mtmd)[^/\n]*)$", maps)}
 
-    stock, ours = servers
+    stock, ours = map(loaded, servers)
     own = {path.resolve() for path in (Path(llama_cpp.__file__).parent / "lib").glob("lib*")}
-    assert {path.name.split(".")[0] for path in loaded(stock)} >= {"libllama", "libggml-base", "libggml-cpu", "libmtmd"}
-    assert loaded(stock) <= own
-    assert {path.name for path in loaded(ours) - own} == {"libllama.so"}
+    assert {path.name.split(".")[0] for path in stock} >= {"libllama", "libggml-base", "libggml-cpu", "libmtmd"}
+    assert stock <= own and {path.name for path in ours - own} == {"libllama.so"}
 
 
 def test_greedy_answers_are_the_same_tokens(servers: Servers) -> None:
