@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
 import shutil
 import signal
 import socket
@@ -60,9 +59,8 @@ def test_it_says_where_it_is_shows_no_key_and_ends_cleanly() -> None:
     with serving("demo", "--pcd", "cautious", "--api-key", "secret") as process:
         said = greeting(process)
         assert said["head"].startswith("demo | PCD cautious unless a request says otherwise")
-        assert shlex.split(said["try"])[2] == said["OpenAI"] + "/chat/completions"
-        assert '"demo:pcd-cautious"' in said["try"]
-        assert "-H 'Authorization: Bearer KEY'" in said["try"] and "secret" not in str(said)
+        assert said["OpenAI"] + "/chat/completions" in said["try"] and '"demo:pcd-cautious"' in said["try"]
+        assert "secret" not in str(said)
         assert "<title>" in ask(at(said["page"]), "/")[1]
         assert ended(process) == "", "who chose a setting is not told how"
         with pytest.raises(OSError):  # nothing listens there any more

@@ -248,21 +248,6 @@ def test_a_passage_opens_its_text_and_is_marked_there(open_page: Open, script: S
     expect(dialog).to_be_hidden()
 
 
-def test_after_an_import_a_passage_opens_its_text_and_one_without_is_told(
-    chat: Chat, open_page: Open, script: Script, tmp_path: Path
-) -> None:
-    with_passages(chat, ["one\n\ntwo"], "one\n\ntwo three", "two", "three")
-    chat.exported(tmp_path / "talks.json")
-    other = open_page()
-    other.load(tmp_path / "talks.json")
-    other.button("Who?", other.menu()).click()
-    passages_in(other.answers)
-    other.button("report.txt, line 1").click()
-    expect(other.alert).to_contain_text("report.txt is not in this conversation")
-    other.button("report.txt, line 0").click()
-    expect(other.named("dialog", "Document").locator("mark")).to_have_text("two")
-
-
 def test_the_servers_passages_stand_where_it_says_and_the_page_goes_on_from_its_prompt(chat: Chat) -> None:
     """What it asks of /completion is what the server has in its slot, so that next to nothing is read anew."""
     chat.drop(("report.txt", "text/plain", "\r\n\r\n".join(clauses(12))))
@@ -398,27 +383,33 @@ def test_conversations_are_searched_by_titles_and_texts(chat: Chat, script: Scri
 
 
 def test_export_and_import_give_the_same_talk(chat: Chat, open_page: Open, script: Script, tmp_path: Path) -> None:
-    chat.drop(("notes.txt", "text/plain", "some notes"))
-    chat.talk(("About cats", "meow `x` 🎉"), ("And?", "purr"))
+    with_passages(chat, ["one\n\ntwo"], "one\n\ntwo three", "two", "three")
+    chat.talk(("And?", "meow `x` 🎉"))
     chat.new()
     chat.talk(("About dogs", "woof"))
     first = chat.exported(tmp_path / "talks.json")
     other = open_page()  # another browser, as it were
     other.load(tmp_path / "talks.json")
-    other.button("About cats", other.menu()).click()
+    other.button("Who?", other.menu()).click()
     expect(other.answers).to_have_count(2)
-    assert [other.copied(one) for one in other.answers.all()] == ["meow `x` 🎉", "purr"]
-    expect(other.questions.first).to_contain_text("notes.txt")
-    expect(other.tokens(other.answers.first)).to_have_count(3)
+    assert [other.copied(one) for one in other.answers.all()] == ["So.", "meow `x` 🎉"]
+    expect(other.questions.first).to_contain_text("report.txt")
+    expect(other.tokens(other.answers.last)).to_have_count(3)
+    passages_in(other.answers.first)
+    dialog = other.opened(other.button("report.txt, line 0"), "Document")
+    expect(dialog.locator("mark")).to_have_text("two")
+    other.button("Close", dialog).click()
+    other.button("report.txt, line 1").click()
+    expect(other.alert).to_contain_text("report.txt is not in this conversation")
     second = other.exported(tmp_path / "again.json")
 
     def plain(file: dict[str, Any]) -> str:
         return json.dumps(sorted(json.dumps(one["messages"], sort_keys=True) for one in file["conversations"]))
 
     assert plain(first) == plain(second)
-    assert [one["title"] for one in second["conversations"]] == ["About dogs", "About cats"], "in their order"
+    assert [one["title"] for one in second["conversations"]] == ["About dogs", "Who?"], "in their order"
     other.load(tmp_path / "talks.json")  # a second time: nothing is doubled
-    expect(other.button("About cats", other.menu())).to_have_count(1)
+    expect(other.button("Who?", other.menu())).to_have_count(1)
 
 
 def test_an_answer_of_another_model_is_read_but_not_gone_on_with(open_page: Open, tmp_path: Path) -> None:

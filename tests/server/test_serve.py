@@ -269,12 +269,6 @@ def test_a_wrong_suffix_names_the_field_model_and_a_refused_stream_is_a_plain_40
 # -- what the server says ---------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_only_restricts_the_view_over_rotates_on_request() -> None:
-    with ready(pcd="unsure", parallel=2) as server:
-        assert meant(server)["perturbation"] == "none"
-        assert meant(server, n_predict=2, pcd="paper")["perturbation"] == "over-rotation"
-
-
 def test_a_server_without_a_setting_runs_what_needs_no_rotation_on_request(tiny: Tiny) -> None:
     with ready(model=tiny("starcoder"), parallel=2) as server:
         assert server.refusals() == {} and meant(server) is False
