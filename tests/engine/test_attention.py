@@ -13,7 +13,8 @@ import llama_cpp
 import numpy as np
 import own_process
 import pytest
-from conftest import TOKENS, UNKNOWN, Load, Tiny, Watched, close, reference, shape, tolerance
+from conftest import TOKENS, UNKNOWN, Load, Tiny, Watched, close, native_row, reference, shape, tolerance
+from limits import allowed
 from preload import needs_preload
 from tiny_gguf import ARCHS, ATTENTION_ARCHS
 
@@ -276,8 +277,10 @@ def test_on_every_architecture_of_llama_cpp(file: str, load: Load) -> None:
         engine.check_decoder(plain)
     except UnsupportedError:
         return
+    rows = []
     for llm in (plain, flash):
         llm.eval(SMALL[:N_PAST])
+        rows.append(native_row(llm))
         try:
             found.append(read(llm, text=SMALL))
         except UnsupportedError as error:
@@ -287,10 +290,11 @@ def test_on_every_architecture_of_llama_cpp(file: str, load: Load) -> None:
         return
     engine.clear(plain)
     own = tapped(plain, SMALL)
+    moved = allowed(float(np.abs(rows[1] - rows[0]).max() / np.abs(rows[0]).max()), 1.0)
     for il, sums in found[0].items():
         close(sums, own[il], 1e-3)
     for il, sums in found[1].items():
-        close(sums, own[il], 1e-2 * own[il].max())
+        close(sums, own[il], max(1e-2, moved) * own[il].max())
     engine.clear(flash)
     flash.eval(SMALL[:N_PAST])
     heads = [(il, 0) for il in found[1]]

@@ -28,6 +28,7 @@ from conftest import (
     native_row,
     on_stock,
     rounding,
+    rounding_of,
     shape,
     tolerance,
     turn,
@@ -722,7 +723,7 @@ def test_over_rotation_on_every_architecture_of_llama_cpp(file: str, setting: di
         return
     effect = np.abs(ours.local - ours.standard).max()
     if isinstance(theirs, pypcd.PCDLogits):
-        close(ours.local, theirs.local, 0.01 * effect + 1e-5)
+        close(ours.local, theirs.local, max(0.01 * effect + 1e-5, rounding_of(llm, text)))
     else:
         model = arch_checks.Model(FOLDER / file)
         try:
