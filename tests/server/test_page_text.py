@@ -225,6 +225,17 @@ def test_an_answer_that_came_in_pieces_is_the_whole_one_and_harmless(open_page: 
     assert page.evaluate("window.ran ?? null") is None
 
 
+def test_html_is_shown_as_text_behind_a_script_too(open_page: Open) -> None:
+    page = open_page(greedy=False).page
+    for text in (
+        "so <script>amp<img src=x onerror=window.ran=1>",
+        "a <pre>b < c <i",
+        "<script> x <b>y</b> </script> <u>z",
+    ):
+        (drawn,) = page.evaluate(DRAWN, [text])
+        assert html.unescape(re.sub("<[^>]*>", "", drawn)).strip() == text
+
+
 PYTHON = """@cache
 def answer(n: int = 42) -> str:
     return f"the number is {n:,}"  # of the key 3de5-aa57

@@ -17,6 +17,12 @@ marked.use({
     image: ({href, text}) => `<a href="${escaped(href)}">${escaped(text || href)}</a>`,
     code,
   },
+  tokenizer: {
+    inlineText() { // HTML is text here, so what follows a <script> is no script, which marked would not escape
+      this.lexer.state.inRawBlock = false;
+      return false; // and marked goes on
+    },
+  },
 });
 
 DOMPurify.addHook("afterSanitizeAttributes", node => {
