@@ -93,15 +93,28 @@ def test_prompts_have_the_tokens_asked_for(model: Path, monkeypatch: pytest.Monk
 
 
 def test_memory_is_that_of_the_cache_and_half_again_for_second_keys(model: Path) -> None:
-    greedy, rerotated = measure(model, methods_for(["pcd"]))
-    assert greedy.kv_bytes == 256 * 3 * 2 * 16 * 2 * 2  # cells, layers, KV heads of 16, K and V of f16
-    assert rerotated.kv_bytes == pytest.approx(1.5 * greedy.kv_bytes, rel=0.01)
+    names = ["pcd", "pcd:window", "pcd:paper:window=20"]
+    rows = {row.method: row for row in measure(model, methods_for(names))}
+    assert rows["greedy"].kv_bytes == 256 * 3 * 2 * 16 * 2 * 2  # cells, layers, KV heads of 16, K and V of f16
+    assert rows["pcd:window"].kv_bytes == rows["greedy"].kv_bytes
+    assert (
+        rows["pcd"].kv_bytes
+        == rows["pcd:paper:window=20"].kv_bytes
+        == pytest.approx(1.5 * rows["greedy"].kv_bytes, rel=0.01)
+    )
 
 
 def test_a_cut_saves_twins_and_an_answer_that_is_contrasted_is_what_is_timed(model: Path) -> None:
     sure = PCDConfig(evaluation="alternate", relative_top=1.0)  # only the most probable token is plausible
     rows = measure(model, {**methods_for(["pcd:paper:min_first_entropy=100:evaluation=fused"]), "sure": sure})
     assert [row.twins for row in rows] == [0, 1, 0]
+
+
+def test_methods_are_settings() -> None:
+    assert methods_for(["pcd:cautious"]) == {"greedy": None, "pcd:cautious": PCDConfig.preset("cautious")}
+    for name, remedy in (("beam", "'beam'"), ("two-rows", "allowed: greedy, pcd;"), ("pcd:betta=1", "'beta'")):
+        with pytest.raises(ValueError, match=remedy):
+            methods_for([name])
 
 
 def test_what_is_under_way_is_told(model: Path) -> None:

@@ -327,6 +327,10 @@ def test_what_is_saved(session, tmp_path):
     assert (asked["content"], answered["content"], record["system"]) == ("what is ff?", answer, "be kind")
     assert (asked["documents"][0]["name"], asked["documents"][0]["text"]) == (name, NOTES.text)
     assert record["pcd"]["beta"] == 1.5 and record["settings"]["max_tokens"] == 12
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="is there already"):
+        session.save(str(path))
+    assert path.read_bytes() == before
 
 
 def test_system_message_and_template_errors(session, llm, monkeypatch):

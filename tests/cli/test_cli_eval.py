@@ -78,6 +78,8 @@ def test_eval_prints_and_keeps_its_tables(tmp_path: Path, run: Run, monkeypatch:
     monkeypatch.setenv("COLUMNS", "90")
     text, _ = run(*command)
     assert text == aligned(markdown, 90) and re.search(r"(?m)^   250  pcd:window  ", text)
+    monkeypatch.setenv("COLUMNS", "50")
+    assert max(map(len, run(*command)[0].splitlines())) <= 50
     assert (out / "summary.md").read_text() == markdown
     found = record(run, *DEMO, "--method=pcd", "--out", out)
     assert [row["method"] for row in found["rows"]] == ["greedy", "pcd"]

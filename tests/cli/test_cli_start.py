@@ -49,6 +49,7 @@ def test_only_the_chosen_command_is_imported(command: str) -> None:
 
 
 COMMANDS_ARE = "the commands: chat, generate,"
+LEFT = "left the package; in a clone of its repository: python -m research"
 
 
 @pytest.mark.parametrize(
@@ -62,15 +63,23 @@ COMMANDS_ARE = "the commands: chat, generate,"
         ("eval m.gguf --qqqqq", "pypcd eval: error: there is no option --qqqqq; 'pypcd eval --help' lists"),
         ("chat m.gguf n.gguf", "pypcd chat: error: unexpected argument 'n.gguf'"),
         # what has moved
-        ("salience m.gguf", "left the package; in a clone of its repository: python -m research.salience"),
+        ("salience m.gguf", f"'pypcd salience' {LEFT}.salience"),
+        ("explain demo -p x", f"'pypcd explain' {LEFT}.explain"),
+        ("completion bash", "'pypcd completion' left the package; commit 2e7ce90 makes the script"),
+        ("eval m.gguf --paper table1", f"--paper {LEFT}.eval"),
         ("eval m.gguf --type-k=q8_0", "--type-k is a part of a method now: --method greedy+kv:q8_0:q8_0"),
+        ("demo --question", "pypcd demo K"),
+        ("demo --pcd=window", "pypcd eval demo measures"),
+        ("demo --n=3", "--n"),
         # values
         ("chat none.gguf", "there is no model file none.gguf"),
         ("chat demo --read no", "read is 'no'; allowed: "),
         ("generate none.gguf -p ''", "the prompt is empty"),
         ("generate none.gguf -p x --pcd betta=1", "did you mean 'beta'"),
         ("generate none.gguf -p x --temp hot", "temperature is 'hot'"),
+        ("generate none.gguf -p x --temp nan", "temperature is nan"),
         ("generate none.gguf -p x --top-p 2", "top_p is 2"),
+        ("generate none.gguf -p x --top-k 1.5", "top_k is 1.5"),
         ("generate demo -p '{long}' --n-ctx 256", "do not fit in the context of 256; give a larger --n-ctx"),
         ("info {self}", "is not a GGUF file"),
         ("answer demo -p why --method replya", "did you mean 'replay'"),
@@ -83,8 +92,10 @@ COMMANDS_ARE = "the commands: chat, generate,"
         ("mcp none.gguf .", "there is no model file none.gguf"),
         ("demo 301", "question 301 is none of the demo's; allowed: 1 to 300"),
         ("bench demo --length x", "--length has 'x'; allowed: "),
+        ("bench demo --length 3", "--length has '3'; allowed: "),
         ("bench demo --rounds 0", "argument --rounds: '0'; allowed: "),
         ("bench demo --n-tokens 1", "argument --n-tokens: '1'; allowed: "),
+        ("bench demo --threads -1", "argument --threads: '-1'; allowed: "),
         ("eval none.gguf", "there is no model file"),
         ("eval demo --task kw", "kw"),
         ("eval demo --method pdc", "did you mean"),
@@ -137,6 +148,17 @@ def test_help_fits_a_screen_and_any_encoding(
     if not command:  # each command is one line
         first = lines.index("commands:") + 2
         assert [line.split()[0] for line in lines[first : first + len(COMMANDS)]] == list(COMMANDS)
+
+
+def test_the_lists_of_commands_wrap_in_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 60
+    assert all(f"{name} {what}" in " ".join(text.split()) for name, what in COMMANDS.items())
 
 
 def test_a_method_of_research_is_named_with_its_program() -> None:

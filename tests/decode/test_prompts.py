@@ -11,7 +11,7 @@ from conftest import Load, Tiny
 
 import pypcd
 from pypcd.engine import token_bytes
-from pypcd.prompt import Laid, Piece, Prompt, lay
+from pypcd.prompt import Laid, Messages, Piece, Prompt, lay
 
 ONE_SPACE = 259  # the token of a space, which the tokenizer puts before every text
 
@@ -109,6 +109,16 @@ def test_texts_of_messages_and_of_prompts() -> None:
     assert texts(first) == ["T: a|bone", " 1", "two", " 2", "? last"] and first.turns[-1][1] == (("? last", Q),)
     assert first.whole == "T: a|bone 1\n\ntwo 2\n\n? last"
     assert first.replace(shots=()).whole == prompt.replace(shots=()).whole == "T: a|b? last"
+
+
+def test_passages_stand_between_the_text_and_the_question() -> None:
+    between = "From the text above:\n\nx\n\ny\n\n"
+    assert Prompt(segments=("a",), after="\n\nWho?").with_passages(["x", "y"]).text == f"a\n\n{between}Who?"
+    conversation = Messages(
+        (("user", (Piece("a", S), Piece("\n\nOne?", Q))), ("assistant", (Piece("1"),)), *turn((Q, "Two?")))
+    )
+    *before, (_, message) = conversation.with_passages(["x", "y"]).turns
+    assert tuple(before) == conversation.turns[:-1] and message == (Piece(between), Piece("Two?", Q))
 
 
 @pytest.fixture(scope="module")

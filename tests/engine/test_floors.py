@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from reference import bits
 
 import pypcd
+from pypcd import engine
 from pypcd.engine import _bindings as _native
 from pypcd.settings.formula import contrast, entropy
 
@@ -71,14 +72,32 @@ def test_rows_are_plain_to_the_bit_before_and_the_references_after(
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_prompt_that_crosses_it(cache: str, evaluation: str, tiny: Tiny, load: Load) -> None:
     path, setting = tiny("llama"), {"cache": cache, "evaluation": evaluation, "min_context": FLOOR}
-    llm, stock = (load(path, pcd, logits_all=True) for pcd in (setting, False))
-    eval_to(40, llm, stock)
-    for i in range(FLOOR - 1, 40):
-        check_rows(llm, path, TOKENS[:40], i, i)
-    for i in range(FLOOR - 1):
-        check_plain(llm, native_row(llm, i), i)
-        close(native_row(llm, i), native_row(stock, i), rounding(path))
-    assert llm.pcd_stats().n_skipped == FLOOR - 1 and llm.pcd_stats().n_tokens == 40
+    for n_batch in (64, 16):
+        llm, stock = (load(path, pcd, logits_all=True, n_batch=n_batch) for pcd in (setting, False))
+        eval_to(40, llm, stock)
+        for i in range(-8, 0):  # of the last batch
+            check_rows(llm, path, TOKENS[:40], i, 40 + i)
+        if n_batch == 64:
+            for i in range(FLOOR - 1):
+                check_plain(llm, native_row(llm, i), i)
+        close(np.array(llm.scores)[: FLOOR - 1], np.array(stock.scores)[: FLOOR - 1], rounding(path))
+        assert llm.pcd_stats().n_skipped == FLOOR - 1 and llm.pcd_stats().n_tokens == 40
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_rewind_goes_back_below_it_and_so_does_a_state(cache: str, tiny: Tiny, load: Load) -> None:
+    path, setting = tiny("llama"), {"cache": cache, "min_context": FLOOR}
+    llm, other, stock = load(path, setting), load(path, setting), load(path, False)
+    follow(llm, path, TOKENS, 30)
+    engine.rewind(llm, 0)
+    llm.n_tokens = 0
+    eval_to(20, llm, stock)
+    assert np.array_equal(native_row(llm), native_row(stock))
+    other.load_state(llm.save_state())
+    follow(llm, path, TOKENS, 40)
+    eval_to(22, other)
+    check_plain(other, native_row(other))
+    follow(other, path, TOKENS, 30)
 
 
 # -- min_entropy -------------------------------------------------------------------------------------------------------
@@ -107,12 +126,56 @@ def test_entropies_worked_by_hand(row: Any, wanted: float) -> None:
     assert c_entropy(row) == pytest.approx(wanted, abs=EXACT)
 
 
+@given(st.integers(0, 2**32 - 1), st.integers(1, 900), st.floats(0, 30), st.floats(-100, 100))
+def test_entropies_of_random_rows(seed: int, n: int, spread: float, constant: float) -> None:
+    """Between 0 and log2(n), the same for a row moved by a constant."""
+    row = np.random.default_rng(seed).normal(0, spread, n).astype(np.float32)
+    assert entropy(row) == pytest.approx(bits(row), abs=1e-9)
+    assert c_entropy(row) == pytest.approx(bits(row), abs=EXACT)
+    assert 0.0 <= c_entropy(row) <= math.log2(n) + EXACT
+    rounding = 2 * float(np.abs(row).max() + abs(constant)) * 2**-23 * 10  # of the row that is moved, in bits
+    assert c_entropy(row + np.float32(constant)) == pytest.approx(bits(row), abs=EXACT + rounding)
+
+
 def between(values: list[float]) -> float:
     """A number that about half of the values are below of, and none is near."""
     ordered = sorted(values)
     i = max(range(len(ordered) // 4, 3 * len(ordered) // 4), key=lambda i: ordered[i + 1] - ordered[i])
     assert ordered[i + 1] - ordered[i] > 1e-3
     return (ordered[i] + ordered[i + 1]) / 2
+
+
+@pytest.mark.parametrize("evaluation", WAYS)
+@pytest.mark.parametrize("cache", CACHES)
+def test_rows_are_plain_if_their_entropy_is_low_and_the_references_if_not(
+    cache: str, evaluation: str, tiny: Tiny, load: Load
+) -> None:
+    path, n = tiny("llama"), 20
+    stock, rows = load(path, False), []
+    for end in range(20, 20 + n):
+        eval_to(end, stock)
+        rows.append(native_row(stock))
+    least = between([bits(row) for row in rows])
+    llm = load(path, {"cache": cache, "evaluation": evaluation, "min_entropy": least})
+    n_plain = 0
+    for end, row in zip(range(20, 20 + n), rows):
+        eval_to(end, llm)
+        if bits(row) < least:
+            n_plain += 1
+            got = llm.pcd_logits()
+            assert got.beta is None and np.array_equal(got.contrasted, got.standard)
+            assert np.array_equal(native_row(llm), got.standard)
+            close(native_row(llm), row, rounding(path))
+            if evaluation == "alternate":
+                assert got.local is None and np.array_equal(native_row(llm), row)
+        else:
+            check_rows(llm, path, TOKENS[:end])
+    assert 0 < n_plain < n
+    stats = llm.pcd_stats()
+    if evaluation == "alternate":
+        assert (stats.n_twins, stats.n_skipped) == (n - n_plain, n_plain)
+    if evaluation == "fused":
+        assert stats.n_twins == n
 
 
 @pytest.mark.parametrize("combine", [True, False])
@@ -135,7 +198,6 @@ def test_rows_of_one_batch_are_judged_one_by_one(cache: str, evaluation: str, co
         sure = bits(row) < least
         if sure:
             assert context.is_plain(i)
-            assert evaluation != "alternate" or context.row(i, _native.ROW_LOCAL) is None
             close(contrasted, row, context.limit)
         else:
             assert _native.pcd_get_strength_ith(context.ctx, i) == 2.5 and np.isfinite(contrasted).sum() == 30
@@ -143,6 +205,19 @@ def test_rows_of_one_batch_are_judged_one_by_one(cache: str, evaluation: str, co
             close(context.seen(i), row, context.limit)
         else:
             check_seen(context, i, {})
+
+
+@pytest.mark.parametrize("evaluation", EVALUATIONS)
+def test_the_strength_of_a_contrast_can_be_read(evaluation: str, tiny: Tiny, load: Load) -> None:
+    for setting, wanted in (({"beta": 1.5}, 1.5), ({"gamma": 1}, None), ({"relative_top": 1.0}, None)):
+        llm = load(tiny("llama"), {**setting, "evaluation": evaluation})
+        llm.eval(TOKENS[:10])
+        assert llm.pcd_logits().beta == wanted
+    assert np.isnan(_native.pcd_get_strength_ith(llm.ctx, 77))
+    llm.pcd = False
+    llm.reset()
+    llm.eval(TOKENS[:10])
+    assert np.isnan(_native.pcd_get_strength_ith(llm.ctx, -1))
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 8))
@@ -187,13 +262,11 @@ def test_the_first_token_decides_for_the_whole_answer(
     path, answer = tiny("llama"), list(TOKENS[100:104])
     llm, stock = load(path, {"cache": cache, "evaluation": evaluation, "min_first_entropy": least}), load(path, False)
     for prompt in (sure, unsure, sure):
-        before = llm.pcd_stats().n_twins
         for other in (llm, stock):
             other.reset()
             other.eval(prompt)
         for i in range(len(answer) + 1):
             if prompt is sure:
-                assert llm.pcd_stats().n_twins == before + (evaluation != "alternate"), "of the first token alone"
                 close(native_row(llm), native_row(stock), rounding(path))
                 got = llm.pcd_logits()
                 assert got.beta is None and np.array_equal(got.contrasted, got.standard)
@@ -202,6 +275,20 @@ def test_the_first_token_decides_for_the_whole_answer(
                 check_rows(llm, path, [*prompt, *answer[:i]])
             for other in (llm, stock):
                 other.eval(answer[i : i + 1])
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_plain_answer_takes_no_twins(cache: str, unlike: Unlike, tiny: Tiny, load: Load) -> None:
+    """Not even while cells are rows for both: only the first token's is evaluated, and with alternate none."""
+    for evaluation, n_twins in (("fused", 1), ("alternate", 0)):
+        llm = load(tiny("llama"), {"cache": cache, "evaluation": evaluation, "min_first_entropy": 100.0})
+        llm.eval(unlike[0])
+        before = llm.pcd_stats()
+        for token in TOKENS[:10]:
+            llm.eval([token])
+        after = llm.pcd_stats()
+        assert after.n_twins == before.n_twins and after.n_skipped == before.n_skipped + 10
+        assert before.n_twins == n_twins
 
 
 def test_what_is_decoded_does_not_depend_on_how_it_is_asked_for(unlike: Unlike, tiny: Tiny, load: Load) -> None:
@@ -217,9 +304,9 @@ def test_what_is_decoded_does_not_depend_on_how_it_is_asked_for(unlike: Unlike, 
         assert answer_to(load(path, False), prompt, pcd=pypcd.PCDConfig(**setting)) == wanted
 
 
-@pytest.mark.parametrize("engine", ["native", "stock"])
+@pytest.mark.parametrize("engine_name", ["native", "stock"])
 def test_a_prompt_that_is_the_beginning_of_the_last_answer_has_an_answer_of_its_own(
-    engine: str, tiny: Tiny, load: Load
+    engine_name: str, tiny: Tiny, load: Load
 ) -> None:
     """Only its last token is evaluated, where it would be the next one of the answer before."""
     path, stock = tiny("llama"), load(tiny("llama"), False)
@@ -235,7 +322,7 @@ def test_a_prompt_that_is_the_beginning_of_the_last_answer_has_an_answer_of_its_
             setting = {"min_first_entropy": (low + high) / 2, "evaluation": "fused", "gamma": 1000}
             answers = []
             for prompts in ([long], [short, long]):
-                llm = load(path, setting, engine=engine, **kwargs)
+                llm = load(path, setting, engine=engine_name, **kwargs)
                 for prompt in prompts:
                     steps = zip(llm.generate(prompt, temp=0.0), range(5))
                     next(steps)

@@ -48,3 +48,14 @@ def test_a_picture_is_answered_with_pcd(cache: str, projector: Path, tiny: Tiny,
         assert answer(fused, seed, pcd={"base_ratio": 1}) == answer(plain, seed)
     assert answer(alternate, 0) == answer(fused, 0)
     close(alternate.pcd_logits().local, fused.pcd_logits().local, rounding(tiny("llama")))
+
+
+def test_libmtmd_uses_the_library_with_pcd(projector: Path) -> None:
+    import llama_cpp.mtmd_cpp
+
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("only Linux tells what is loaded")
+    paths = (fields[5] for fields in (line.split(maxsplit=5) for line in maps.read_text().splitlines()) if fields[5:])
+    [loaded] = {path for path in paths if "libllama" in path}
+    assert Path(loaded).samefile(llama_cpp.llama_cpp._lib._name)  # which has the hooks, or pypcd would not be here

@@ -1,11 +1,12 @@
 """Checks the oracle: its standard row against llama.cpp, its twins against stock operations of llama.cpp
-(other factors, a loaded state, a K-shift), its tables and contrast against worked numbers; and that the limits of the
+(another base, other factors, a loaded state, a K-shift), its tables and contrast against worked numbers; and that the limits of the
 tests, which are measured on every machine, still catch errors.
 
 The engine runs without PCD in the first part, which is stock llama.cpp."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +16,10 @@ import arch_checks
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import F32, TOKENS, Tiny, close, reference, rounding, tolerance
+from conftest import F32, TOKENS, Load, Tiny, close, native_row, reference, rounding, tolerance
 from reference import contrast, rho
 from test_engine import CONTEXT, SCALED
-from tiny_gguf import ATTENTION_ARCHS, ROPE_ARCHS
+from tiny_gguf import ARCHS, ATTENTION_ARCHS, ROPE_ARCHS
 
 from pypcd.settings.fields import Cache
 
@@ -48,6 +49,21 @@ def logits(llm: Any, tokens: list[int]) -> np.ndarray:
     start = llm.n_tokens
     llm.eval(tokens)
     return np.array(llm.scores[start : llm.n_tokens], dtype=np.float64)
+
+
+# --- the models ---
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_tiny_model_loads_speaks_and_spreads_its_logits(arch: str, tiny: Tiny) -> None:
+    llm = engine(tiny(arch))
+    text = "Naïve tests, ✓ 123\n  of anything"
+    tokens = llm.tokenize(text.encode())
+    assert llm.detokenize(tokens).decode() == text
+    rows = logits(llm, tokens)
+    assert np.isfinite(rows).all()
+    assert 1.0 < rows.std() < 3.0
+    assert (llm.scores[: len(tokens)].argmax(axis=1) != llm.token_eos()).all()
 
 
 # --- the standard row is llama.cpp's ---
@@ -90,6 +106,16 @@ def test_separate_is_a_model_with_other_frequency_factors(tiny: Tiny) -> None:
     rows = logits(engine(other), TOKENS)
     for i in (0, 1, 17, LAST):
         close(ref.twin(TOKENS, i, rho=table, cache="separate"), rows[i], rounding(other))
+
+
+@pytest.mark.parametrize(("arch", "kwargs"), [("qwen2", {}), ("llama", {"linear_scale": 2.0})], ids=["qwen2", "linear"])
+def test_separate_without_transition_is_a_context_with_another_base(
+    arch: str, kwargs: dict[str, Any], tiny: Tiny
+) -> None:
+    path = tiny(arch, **kwargs)
+    over = reference(path).twin(TOKENS, LAST, rho=lambda n: rho(n, 0.2, 0.01, "none"), cache="separate")
+    close(over, reference(path, rope_freq_base=100.0).standard(TOKENS)[-1], 1e-11)
+    close(over, logits(engine(path, rope_freq_base=100.0), TOKENS)[-1], rounding(path, rope_freq_base=100.0))
 
 
 def test_shared_is_the_standard_cache_loaded_into_the_other_model(tiny: Tiny) -> None:
@@ -140,6 +166,34 @@ def test_a_window_is_a_cache_with_the_middle_removed(arch: str, tiny: Tiny) -> N
     close(row, logits(llm, TOKENS[-1:])[0], rounding(path))
 
 
+# --- exact identities ---
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(("arch", "kwargs"), CASES, ids=CASE_IDS)
+def test_a_twin_that_differs_in_nothing_is_the_standard_row(
+    arch: str, kwargs: dict[str, Any], cache: str, tiny: Tiny
+) -> None:
+    ref = reference(tiny(arch, **kwargs))
+    rows = ref.standard(TOKENS[:41])
+    for i in (0, 40):  # sliding windows hide something at 40
+        close(ref.twin(TOKENS, i, cache=cache), rows[i], 1e-12)
+        close(ref.twin(TOKENS, i, cache=cache, window=i + 1, n_sink=0), rows[i], 1e-12)
+        if arch in ROPE_ARCHS:
+            close(ref.twin(TOKENS, i, rho=lambda n: rho(n, 0.0, 1e-4), cache=cache), rows[i], 1e-12)
+            close(ref.twin(TOKENS, i, rho=lambda n: rho(n, 0.2, 1.0), cache=cache), rows[i], 1e-12)
+
+
+@pytest.mark.parametrize("arch", ROPE_ARCHS)
+def test_over_rotation_moves_the_logits_but_not_where_there_is_one_key(arch: str, tiny: Tiny) -> None:
+    """A single position rotates its q and k by the same angle, and a softmax over one key is 1."""
+    ref = reference(tiny(arch))
+    rows = [ref.standard(TOKENS)[-1], *(ref.twin(TOKENS, LAST, rho=table, cache=cache) for cache in CACHES)]
+    assert all(np.std(a - b) > 0.1 for a, b in itertools.combinations(rows, 2))
+    close(ref.twin(TOKENS, 0, rho=table), ref.standard(TOKENS[:1])[0], 1e-12)
+    close(ref.twin(TOKENS, 40, rho=table, window=1, n_sink=0), ref.standard(TOKENS[40:41])[0], 1e-12)
+
+
 # --- worked by hand ---
 
 
@@ -149,6 +203,15 @@ def test_rho_by_hand() -> None:
     np.testing.assert_allclose(rho(4, 0.2, 1e-4), [1.0, t + (1 - t) * 100.0], rtol=1e-14)
     np.testing.assert_allclose(rho(4, 0.2, 1e-4), [1.0, 22.918873], rtol=1e-7)
     np.testing.assert_allclose(rho(4, 0.2, 1e-4, "none"), [1.0, 100.0], rtol=1e-14)
+
+
+def test_rho_gives_the_papers_frequencies() -> None:
+    d, base, ratio, alpha = 128, 10000.0, 1e-4, 0.2
+    theta = base ** (-2 * np.arange(d // 2) / d)
+    theta_over = (ratio * base) ** (-2 * np.arange(d // 2) / d)
+    t = 2 - np.exp(alpha * np.arange(1, d // 2 + 1) / (d // 2))
+    np.testing.assert_allclose(rho(d, alpha, ratio) * theta, t * theta + (1 - t) * theta_over, rtol=1e-13)
+    assert (rho(d, alpha, ratio) >= 1.0 - 1e-15).all()
 
 
 def test_contrast_by_hand() -> None:
@@ -198,6 +261,18 @@ def test_one_wrong_key_of_120_is_beyond_every_limit(arch: str, tiny: Tiny) -> No
     other = ref._evaluate(TOKENS[LAST:], over, wrong, over)[0][0]
     for limit in (tolerance(path), rounding(path)):
         assert limit < apart(row, other) / 3
+
+
+def test_a_key_that_stock_turned_to_another_position_is_beyond_rounding(tiny: Tiny, load: Load) -> None:
+    path = tiny("llama")
+    stock, moved = load(path, False), load(path, False)
+    for llm in (stock, moved):
+        llm.eval(TOKENS[:50])
+    memory = llama_cpp.llama_get_memory(moved.ctx)
+    llama_cpp.llama_memory_seq_add(memory, 0, 20, 21, 1)
+    for llm in (stock, moved):
+        llm.eval(TOKENS[50:51])
+    assert apart(native_row(stock), native_row(moved)) > 5 * rounding(path)
 
 
 # --- those of arch_checks ---

@@ -30,7 +30,7 @@ from batches import (
     text_of,
     turn_on,
 )
-from conftest import SANITIZED, TOKENS, Load, Tiny, close
+from conftest import SANITIZED, TOKENS, Load, Tiny, close, contrasted
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from own_process import run
@@ -87,6 +87,20 @@ def test_a_step_of_n_sequences_is_fused_and_its_graph_used_again(
     if n_parts == 1 or arch != "lfm2":  # states of two parts lie in different places, which graphs have built in
         assert together.n_reused >= n_parts * n_steps - 2  # not the first one, nor one that has more cells than before
     assert (stats.n_fused, stats.n_fallbacks) == (n_parts * n_steps, 0)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7])
+@pytest.mark.parametrize("evaluation", [*EVALUATIONS, "auto"])
+def test_a_limit_of_outputs_holds_for_the_callers_own(evaluation: str, limit: int, native: Native) -> None:
+    setting = {"evaluation": evaluation}
+    limited, free = native("llama", setting, n_outputs_max=limit), native("llama", setting)
+    for start, stop in ((0, 30), (30, 30 + limit), (30 + limit, 60)):
+        out = range(stop - start - limit, stop - start)
+        decode_in((limited, free), TOKENS[start:stop], out=out)
+        for i in out:
+            same_rows(limited, free, i)
+            close(limited.seen(i), free.seen(i), contrasted(free.limit, pypcd.PCDConfig().beta))
+    assert (limited.stats.n_sequential, limited.stats.n_fallbacks) == (0, 0)
 
 
 @pytest.mark.parametrize("cache", CACHES)

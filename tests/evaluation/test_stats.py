@@ -60,6 +60,9 @@ def test_unpaired_outcomes_are_refused(method: list[bool], baseline: list[bool])
         paired(method, baseline)
 
 
+# -- that nothing is lost ----------------------------------------------------------------------------------------------
+
+
 def likeliest_loss(n: int, wins: int, losses: int, difference: float) -> float:
     """The share of losses that makes wins, losses and equal results most probable, if wins are `difference` more: by trying."""
     shares = np.linspace(max(0, -difference), (1 - difference) / 2, 400_001)[1:-1]
@@ -102,3 +105,15 @@ def test_a_difference_is_excluded_only_by_many_samples(
     equal = [0.0] * (n - wins - losses)
     result = paired([1.0] * wins + [0.0] * losses + equal, [0.0] * wins + [1.0] * losses + equal)
     assert result.excludes(points) == excluded and result.spares == result.excludes(-2)
+
+
+def test_a_loss_that_is_there_is_seldom_excluded_and_none_mostly_is() -> None:
+    """By simulation: 2 points are lost, or nothing is. 589 = 0.03 * ((1.960 + 0.842) / 0.02)^2, for a power of 80%."""
+    rng, n = np.random.default_rng(0), 589
+    shown = {0.0: 0, 0.02: 0}
+    for loss in shown:
+        for _ in range(400):
+            wins, losses, equal = rng.multinomial(n, [(0.03 - loss) / 2, (0.03 + loss) / 2, 0.97])
+            mine, plain = [1] * wins + [0] * (losses + equal), [0] * wins + [1] * losses + [0] * equal
+            shown[loss] += paired(mine, plain, n_bootstrap=500).spares
+    assert shown[0.02] / 400 < 0.05 and 0.65 < shown[0.0] / 400 < 0.95

@@ -53,6 +53,9 @@ def test_a_group_stands_for_its_tasks() -> None:
             task(name)
 
 
+# -- what holds for every task ----------------------------------------------------------------
+
+
 @pytest.mark.parametrize("name", TASKS)
 @settings(max_examples=3)
 @given(n=st.integers(2, 4), n_tokens=st.integers(2300, 2700), seed=st.integers(0, 9), more=st.integers(1, 9))
@@ -130,9 +133,6 @@ def test_the_right_answer_scores_as_a_perfect_model_writes_it(name: str) -> None
         if name in OURS:
             (answer,) = sample.answers
             wrong |= {f"x{answer}", f"x\n{answer}", answer[1:]}
-            if name.startswith("everyday"):  # the very answer, up to where it ends
-                assert made.score(f"\n {sample.gold}{made.stop}more", sample) == 1.0
-                wrong |= {answer[:-1], f"{answer}.", f"{answer} {answer}", answer.swapcase()} - {answer}
         for text in wrong:
             assert made.score(text, sample) == 0.0, text
 

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import Tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from runs import ONE, pairs
 
 import pypcd
@@ -16,6 +19,8 @@ from pypcd.evaluation import Directory, Outcome, Paired, Plan, Progress
 from pypcd.evaluation import tune as tuning
 from pypcd.evaluation.plan import BASELINE
 from pypcd.evaluation.tune import ALL, FEW_SETTINGS, INSTEAD, SETTINGS, Tried, Tuned, tune
+
+# -- verdicts --------------------------------------------------------------------------------------------------------
 
 
 def judged(gain: Paired, *everyday: Paired) -> Tuned:
@@ -62,6 +67,17 @@ def test_where_nothing_was_chosen_the_first_half_decides(n: int, verdict: str) -
     tuned = Tuned(None, {"unsure": Tried(pairs(0, 0, n)), "window": Tried(pairs(0, 1, n))}, {}, {}, {}, n)
     assert tuned.verdict == verdict and tuned.config is None and tuned.chosen_by == tuned.tried["unsure"]
 
+
+def test_settings_are_different_ones_and_the_mild_come_first() -> None:
+    for texts in (SETTINGS, FEW_SETTINGS):
+        configs = [pypcd.PCDConfig.resolve(text) for text in texts]
+        assert len(set(configs)) == len(texts) and configs[0] == pypcd.PCDConfig.preset(
+            pypcd.settings.config.RECOMMENDED
+        )
+    assert set(FEW_SETTINGS) < set(SETTINGS)
+
+
+# -- choosing, by made-up answers ------------------------------------------------------------------------------------
 
 Strike = Callable[[str, str, int, int], bool]
 WIDE, NARROW = "pcd:window:relative_top=0.1", "pcd:window:window=32:relative_top=0.1"
@@ -154,26 +170,34 @@ def pairs_of_equals(n: int, score: float) -> Any:
     return Paired(n, pytest.approx(score, abs=2), 0, 0, 0.0, 0.0, 0.0, 1.0, right, 0)
 
 
-def test_what_a_setting_may_cost() -> None:
-    gain = pairs(9, 0, 100)
-    for tried, eligible in (
-        (Tried(gain), True),  # nothing is known of everyday questions
-        (Tried(gain, pairs(3, 3, 600)), True),  # 3 of 597 are spoilt
-        (Tried(gain, pairs(8, 8, 600)), False),  # 8 of 592: more than 1%
-        (Tried(gain, pairs(2, 3, 600)), False),  # one less is right
-        (Tried(pairs(9, 9, 100), pairs(0, 0, 600)), False),  # no gain
-    ):
-        assert tried.is_eligible == eligible
-
-
-def test_of_equal_settings_the_mildest_is_chosen_and_none_that_costs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@given(seed=st.integers(0, 10**6), everyday=st.sampled_from([2, 8]))
+@settings(max_examples=5, deadline=None)
+def test_what_loses_everyday_questions_is_never_chosen(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, everyday: int
 ) -> None:
+    """Settings that strike at random, on long questions more often than on everyday ones."""
+
+    def strikes(method: str, task: str, length: int, index: int) -> bool:
+        rng = np.random.default_rng([seed, *method.encode(), len(task), length, index])
+        share = np.random.default_rng([seed, *method.encode()]).uniform(0, 0.6)
+        return bool(rng.uniform() < (share / 12 if is_usual(task) else share))
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        World(strikes).install(monkeypatch)
+        tuned = tune(plan_of(24), tmp_path_factory.mktemp("run"), options=ONE, everyday=everyday)
+    asked = [t for t in tuned.tried.values() if t.everyday]
+    fair = [
+        t.gain.difference for t in asked if t.everyday.difference >= 0 and t.everyday.spoilt <= 0.01 * t.everyday.right
+    ]  # type: ignore[union-attr]
+    assert (tuned.best is not None) == any(gain > 0 for gain in fair)
+    if tuned.best is not None:
+        assert tuned.chosen_by.everyday is not None and tuned.chosen_by.everyday.difference >= 0
+        assert tuned.chosen_by.gain.difference == max(fair) > 0
+
+
+def test_of_equal_settings_the_mildest_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     World(lambda method, task, length, index: not is_usual(task)).install(monkeypatch)
     assert tune(plan_of(), tmp_path, options=ONE, everyday=2).best == SETTINGS[0]
-    World(windows).install(monkeypatch)
-    narrow = [NARROW.removeprefix("pcd:")]
-    assert tune(plan_of(), tmp_path, options=ONE, everyday=2, settings=narrow).best is None
 
 
 def test_everyday_questions_that_a_model_cannot_answer_say_nothing(
@@ -242,6 +266,9 @@ def test_what_is_to_come_is_known_beforehand(monkeypatch: pytest.MonkeyPatch, tm
     assert seen == [whole, whole, *[n_long * n + n_everyday * 3 + judging] * 3]
 
 
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
 def test_what_cannot_be_tuned_by_is_refused(tmp_path: Path) -> None:
     for plan, everyday, message in (
         (plan_of(n=1), 8, "niah-multikey-2 has 1 question"),
@@ -252,6 +279,9 @@ def test_what_cannot_be_tuned_by_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             tune(plan, tmp_path / "run", everyday=everyday)
     assert not (tmp_path / "run").exists()
+
+
+# -- real runs -------------------------------------------------------------------------------------------------------
 
 
 SOME = (*FEW_SETTINGS, "window:beta=1:relative_top=0.3", "cautious")

@@ -4,26 +4,63 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Tiny, rounding_of, run_python
-from test_texts import stock_scores
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
 from pypcd.integrations import lm_eval
+from pypcd.settings.formula import log_softmax
 
 # -- how it is found -----------------------------------------------------------------------------------------------------
+
+FAKE = {  # as much of lm_eval 0.4.13 as knows models
+    "lm_eval/__init__.py": "",
+    "lm_eval/api/__init__.py": "",
+    "lm_eval/api/registry.py": (
+        "class Registry(dict):\n"
+        "    def register(self, name, *, target):\n"
+        "        assert name not in self\n"
+        "        self[name] = target\n"
+        "model_registry = Registry()\n"
+    ),
+    "lm_eval/models/__init__.py": (
+        "from lm_eval.api.registry import model_registry\nmodel_registry.register('dummy', target='lm_eval.models:X')\n"
+    ),
+}
+SHOW = "import json; from lm_eval.api.registry import model_registry; print(json.dumps(model_registry))"
 
 
 def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """`python -m pypcd.integrations.lm_eval`."""
     code = "import runpy, sys; sys.argv[0] = 'lm_eval'; runpy.run_module('pypcd.integrations.lm_eval', run_name='__main__')"
     return run_python(code, *words, timeout=300, **environment)
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Path:
+    for name, text in FAKE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_the_command_is_the_harnesss_own_with_our_model_among_its(fake: Path) -> None:
+    (fake / "lm_eval/__main__.py").write_text(
+        f"import sys\ndef cli_evaluate():\n    import lm_eval.models\n    {SHOW}\n    print(*sys.argv[1:])\n"
+    )
+    done = command("--model", "pypcd", PYTHONPATH=os.pathsep.join([str(fake), *filter(None, sys.path)]))
+    assert done.returncode == 0, done.stderr
+    models, words = done.stdout.splitlines()
+    assert json.loads(models) == {"dummy": "lm_eval.models:X", "pypcd": lm_eval.HOME}
+    assert words == "--model pypcd"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("lm_eval") is not None, reason="lm_eval is installed")
@@ -124,11 +161,8 @@ def test_the_command(pcd: str, engine: str, tasks: Path, tmp_path: Path, monkeyp
         for sample in samples(out, "choices"):
             for i, [[value, is_greedy]] in enumerate(sample["resps"]):
                 request = sample["arguments"][f"gen_args_{i}"]
-                tokens = llm.tokenize((request["arg_0"] + request["arg_1"]).encode(), special=True)
-                n = len(llm.tokenize(request["arg_0"].encode(), special=True))
-                ((wanted, best),) = stock_scores(llm, [(tokens[:n], tokens[n:])])
-                limit = sum(rounding_of_score(llm, tokens[:k], 1) for k in range(n, len(tokens)))
-                assert float(value) == pytest.approx(wanted, abs=limit) and is_greedy == str(best)
+                wanted, limit = plain_score(llm, request["arg_0"], request["arg_1"])
+                assert float(value) == pytest.approx(wanted, abs=limit) and is_greedy in ("True", "False")
     llm.close()
 
 
@@ -270,3 +304,18 @@ def test_chat_templates(make: Callable[..., Any]) -> None:
 def rounding_of_score(llm: pypcd.Llama, text: list[int], n: int) -> float:
     """How much the score of n tokens may differ: each by its own logit and by those that it is normalised with."""
     return 2 * n * rounding_of(llm, text)
+
+
+def plain_score(llm: pypcd.Llama, context: str, continuation: str) -> tuple[float, float]:
+    """The score of a text, one token at a time, and how much it may differ: every token by the rounding of its own row."""
+    tokens = llm.tokenize((context + continuation).encode(), special=True)
+    n = len(llm.tokenize(context.encode(), special=True))
+    limit = sum(rounding_of_score(llm, tokens[:i], 1) for i in range(n, len(tokens)))
+    llm.reset()
+    llm.eval(tokens[:n])
+    value = 0.0
+    for token in tokens[n:]:
+        row = pypcd.engine.row(llm)  # type: ignore[attr-defined]
+        value += float(log_softmax(row)[token])
+        llm.eval([token])
+    return value, limit

@@ -228,7 +228,7 @@ def test_a_ram_cache_gives_the_answers_of_an_uncached_model(arch: str, settings:
             )
 
 
-@pytest.mark.parametrize(
+settings_of_all_kinds = pytest.mark.parametrize(
     "setting",
     [
         *(f"{name}:min_context=0" for name in PRESETS),
@@ -237,6 +237,17 @@ def test_a_ram_cache_gives_the_answers_of_an_uncached_model(arch: str, settings:
         "paper:evaluation=alternate:gamma=3",
     ],
 )
+
+
+@settings_of_all_kinds
+def test_a_grammar_beats_the_plausibility_cut(setting: str, tiny: Tiny, load: Load) -> None:
+    """A grammar's tokens need not be among the best gamma; they are still found, in the order of L."""
+    grammar = llama_cpp.LlamaGrammar.from_string('root ::= ("7" | "x") "-" [0-9] [0-9] [0-9] "!"', verbose=False)
+    answer = load(tiny("llama"))(PROMPT, max_tokens=30, temperature=2, grammar=grammar, pcd=setting)
+    assert re.fullmatch(r"[7x]-\d{3}!", text_of(answer)), text_of(answer)
+
+
+@settings_of_all_kinds
 @on_each_engine
 def test_a_logit_bias_of_100_reaches_every_token(engine: str, setting: str, tiny: Tiny, load: Load) -> None:
     """-100 forbids the best token, also where no other one is plausible; +100 picks a token that is not plausible."""

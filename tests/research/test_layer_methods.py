@@ -23,7 +23,7 @@ import pypcd
 from pypcd import engine
 from pypcd.decode import Method, Session, parse
 from research.methods import heads
-from research.methods.dola import DoLa, candidate_layers
+from research.methods.dola import DoLa, candidate_layers, dola_contrast
 from research.methods.exits import Exits, has_tied_head, read_head
 from research.methods.heads import HeadRatios, head_counts
 from research.methods.mspoe import MsPoE
@@ -61,6 +61,12 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("ms-poe:first_layer=0:max_ratio=2.5", "llama", {"n_layer": 4}),
     ("ms-poe", "lfm2", {"n_layer": 4}),  # a hybrid model has ratios where it attends
 ]  # fmt: skip
+CANDIDATES = {  # of the named choices above: every second layer of a half, without the embeddings if they are the head
+    ("dola-low", "llama"): (0, 2),
+    ("dola-high", "llama"): (3, 5),
+    ("dola-low", "qwen2"): (2,),
+    ("dola-high", "gemma3"): (4, 6, 8),
+}
 
 
 def named(case: tuple[Any, ...]) -> str:
@@ -96,6 +102,7 @@ def test_every_row_is_the_references(name: str, arch: str, more: dict[str, Any],
             close(row, wanted[i], tolerance(path, len(tokens)))
         return
     assert isinstance(rows, DoLa)
+    assert rows.candidates(llm) == CANDIDATES.get((name, arch), rows.layers)
     exits = ref.exits(tokens, rows.candidates(llm))
     # the difference of two log-softmaxes: of the last layer's row and of an exit's
     limit = 2 * tolerance(path, len(tokens)) + 2 * tolerance(path, len(tokens), of=exits)
@@ -105,6 +112,17 @@ def test_every_row_is_the_references(name: str, arch: str, more: dict[str, Any],
         edge = np.abs(softmax(plain[i]) / softmax(plain[i]).max() - rows.relative_top) < min(0.01, rows.relative_top)
         assert (in_play == kept)[~edge].all()
         close(row[kept & in_play], contrasted[kept & in_play], limit)
+
+
+def test_a_prompt_stays_in_the_cache_for_the_same_rows_and_for_no_others(tiny: Tiny, load: Load) -> None:
+    llm = load(tiny("llama", n_layer=4), False, **OUTLIERS)
+    session, n_prompt = Session(llm), len(llm.tokenize(TEXT.encode(), special=False))
+    plain = parse("greedy").generate(session, TEXT, max_tokens=6)
+    for name, n_first in (("dola-low", 1), ("ms-poe", n_prompt), ("ms-poe-outlier", n_prompt)):
+        first, again = (parse(name).generate(session, TEXT, max_tokens=6) for _ in range(2))
+        assert (first.n_evaluated, again.n_evaluated, again.tokens) == (n_first, 1, first.tokens)
+        after = parse("greedy").generate(session, TEXT, max_tokens=6)
+        assert (after.n_evaluated, after.tokens) == (n_first, plain.tokens), "under other ratios it is another prompt"
 
 
 # --- early exits ---
@@ -186,6 +204,15 @@ def test_candidates_are_hugging_faces() -> None:
         assert candidate_layers(layers, n, tied=tied) == tuple(wanted)
     with pytest.raises(ValueError, match="name layers from 0 to 31"):
         candidate_layers((32,), 32, tied=False)
+
+
+def test_the_filter_and_the_contrast_by_hand() -> None:
+    final, base = np.log([60.0, 7.0, 5.0, 28.0]) + 3, np.log([10.0, 20.0, 30.0, 40.0]) - 5
+    kept = np.log([6.0, 7 / 20, np.nan, 28 / 40])
+    kept[2] = -np.inf  # 5 < 60/10 <= 7
+    np.testing.assert_allclose(dola_contrast(final, base), kept, rtol=1e-12)
+    np.testing.assert_allclose(dola_contrast(final, base, relative_top=0.0)[2], np.log(5 / 30), rtol=1e-12)
+    assert np.isfinite(dola_contrast(final, base, relative_top=1.0)).tolist() == [True, False, False, False]
 
 
 # --- Ms-PoE's ratios ---
@@ -274,6 +301,49 @@ def test_afterwards_the_models_own_rows_are_stocks_to_the_bit(
         stock.eval(part)
         llm.eval(part)
         assert np.array_equal(native_row(stock), native_row(llm))
+
+
+REFUSED: list[tuple[str, str, str]] = [
+    ("dola-low", "gemma3", "no candidate in a model of 3 layers"),  # whose head is the embeddings'
+    ("dola:1+beam:2", "gemma3", "one answer at a time"),
+    ("ms-poe:first_layer=9", "llama", "first_layer is 9, allowed: 0 to 2"),
+    *(("ms-poe:first_layer=0", arch, "no rotary positions") for arch in ("bloom", "mamba")),
+    ("ms-poe:first_layer=0", "qwen2vl", "M-RoPE"),
+    ("ms-poe:first_layer=0", "deepseek2", "MLA"),
+    ("ms-poe:first_layer=0", "starcoder", "head by head: .*does not show them"),  # which rotates in name only
+    ("ms-poe-outlier", "gemma3", "sliding-window"),
+    ("ms-poe-outlier", "lfm2", "recurrent state"),
+    ("ms-poe-outlier:first_layer=0", "hunyuan-dense", "changes its queries after their rotation"),  # by a norm
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "arch", "why"), REFUSED)
+def test_what_a_model_cannot_do_is_refused_and_leaves_it_as_it_was(
+    name: str, arch: str, why: str, tiny: Tiny, load: Load
+) -> None:
+    stock, llm = (load(tiny(arch), False, n_seq_max=5) for _ in range(2))
+    with pytest.raises(pypcd.UnsupportedError, match=why):
+        parse(name).generate(llm, "one two three", max_tokens=2)
+    engine.clear(llm)
+    for model in llm, stock:
+        model.eval(TOKENS[:20])
+    assert np.array_equal(native_row(llm), native_row(stock))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("dola", "dola-low"),
+        ("dola:2:2", "each layer once"),
+        ("dola-low:3", "write dola:3"),
+        ("dola-low+pcd", "two parts of one kind"),
+        ("ms-poe:max_ratio=1", "max_ratio is 1; .* min_ratio"),
+        ("ms-poe:order=x", "order is 'x'"),
+    ],
+)
+def test_wrong_names_are_errors(name: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse(name)
 
 
 def test_what_exits_and_ratios_cannot_do_is_said(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,20 +7,32 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from conftest import contrasted, rounding_of
+from hypothesis import given
+from hypothesis import strategies as st
 
 import pypcd
 from pypcd.decode import Session
 from pypcd.engine import token_bytes
 from pypcd.evaluation import ModelTokenizer, Sample, task
 from pypcd.evaluation.plan import BASELINE
+from pypcd.evaluation.stats import interval
 from pypcd.prompt import Prompt, prompt_tokens
-from research.salience import Reading, measure, salience_rows
+from research.salience import RANKS, Reading, count_ranks, measure, salience_rows
 from research.vocabulary import Vocabulary, rank
 
 
 @pytest.fixture(scope="module")
 def vocabulary(demo: pypcd.Llama) -> Vocabulary:
     return Vocabulary(demo)
+
+
+# -- ranks ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 200)))
+def test_every_rank_falls_into_one_bin(ranks: list[int]) -> None:
+    ends = [*RANKS[1:], 10**9]
+    assert count_ranks(ranks) == [sum(low <= r < high for r in ranks) for low, high in zip(RANKS, ends)]
 
 
 def reading(
@@ -45,10 +57,20 @@ def test_cells_by_hand() -> None:
     assert second.n_own_wrong == 1 and second.salience_own_wrong == 0.5  # those that it gets wrong itself
     assert second.difference == pytest.approx((-0.5 + 0.5 + 0.75) / 3)
     assert -0.5 <= second.low <= second.difference <= second.high <= 0.75
-    for n, clear in ((4, False), (6, True)):  # as in evaluations: the interval excludes zero, but p is 2/16
-        row = salience_rows(128, [(reading(i, BASELINE, 2), reading(i, "PCD", 1)) for i in range(n)])[1]
-        assert (row.low, row.high, row.p, row.is_clear) == (0.5, 0.5, pytest.approx(2 / 2**n), clear)
     assert second.gold_logit == 1.0  # of two
+
+
+def test_a_difference_of_salience_follows_the_rule_of_evaluations() -> None:
+    """Four of four higher: the interval excludes zero, but p is 2/16. Six of six: 2/64."""
+    for n, clear in ((4, False), (6, True)):
+        pairs = [(reading(i, BASELINE, 2), reading(i, "PCD", 1)) for i in range(n)]
+        row = salience_rows(128, pairs)[1]
+        assert row.low == row.high == row.difference == 0.5
+        assert (row.p, row.is_clear) == (pytest.approx(2 / 2**n), clear)
+        assert interval(row, 3) == "+0.500 [+0.500, +0.500]" + (" ~" if n == 4 else "")
+
+
+# -- which tokens an answer can begin with ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("answers", [['"43fb'], ["a", "b0-1"]])
@@ -80,6 +102,9 @@ def test_an_answer_without_text_is_an_error(vocabulary) -> None:
 )
 def test_ranks_by_hand(row: list[float], gold: list[int] | int, wanted: int) -> None:
     assert rank(row, gold) == wanted
+
+
+# -- readings ---------------------------------------------------------------------------------------------------------
 
 
 def test_readings_are_those_of_an_evaluation_by_itself(demo, vocabulary) -> None:

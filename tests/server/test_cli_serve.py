@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -59,8 +60,9 @@ def test_it_says_where_it_is_shows_no_key_and_ends_cleanly() -> None:
     with serving("demo", "--pcd", "cautious", "--api-key", "secret") as process:
         said = greeting(process)
         assert said["head"].startswith("demo | PCD cautious unless a request says otherwise")
-        assert said["OpenAI"] + "/chat/completions" in said["try"] and '"demo:pcd-cautious"' in said["try"]
-        assert "secret" not in str(said)
+        assert shlex.split(said["try"])[2] == said["OpenAI"] + "/chat/completions"
+        assert '"demo:pcd-cautious"' in said["try"]
+        assert "-H 'Authorization: Bearer KEY'" in said["try"] and "secret" not in str(said)
         assert "<title>" in ask(at(said["page"]), "/")[1]
         assert ended(process) == "", "who chose a setting is not told how"
         with pytest.raises(OSError):  # nothing listens there any more
@@ -130,6 +132,7 @@ WRONG_INI = {
         ("x.ini=off", "x.ini has a setting behind it, 'off'"),
         ("empty", "a folder without a .gguf file"),
         ("demo -- --host 0.0.0.0", "--host stands behind --"),
+        ("demo -- -np 2", "-np stands behind --"),
         ("demo -- --alias zeta", "with names of their own (models.ini)"),
         ("a,b.gguf", "'a,b'"),
         ("demo a;b.gguf", "# and ; begin a remark"),

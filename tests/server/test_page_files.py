@@ -189,6 +189,7 @@ def clauses(n: int) -> list[str]:
 
 def passages_in(answer: Locator) -> Locator:
     """The passages of an answer, opened."""
+    expect(answer.locator("blockquote").first).to_be_hidden()
     answer.get_by_text(re.compile(r"^\d passages?$")).click()
     return answer.locator("blockquote")
 

@@ -1,6 +1,6 @@
 """The page in Chromium: what a model, a user or a server may write, none of which is trusted: code, formulas, harm.
 
-A page that ran something, loaded something or ran into its content security policy fails in browser.Watch. So the first test is
+A page that ran something, loaded something or ran into its content security policy fails in browser.Watch. So the first tests are
 that the watch sees such things. (What is in files: test_page_files.)
 """
 
@@ -18,6 +18,30 @@ from hypothesis import strategies as st
 
 # -- the watch, and the browser's own guard ---------------------------------------------------------------------------
 
+GUARD = "<meta http-equiv='Content-Security-Policy' content=\"script-src 'none'; img-src 'none'\">"
+FAULTS = {
+    "request: http://example.com/x": "<img src=http://example.com/x>",
+    "request: ws://127.0.0.1:1/": "<script>new WebSocket('ws://127.0.0.1:1/')</script>",
+    "exception: .*no such": "<script>throw new Error('no such')</script>",
+    "console: error: oh": "<script>console.error('oh')</script>",
+    "console: warning: ah": "<script>console.warn('ah')</script>",
+    "policy: script-src-elem inline": GUARD + "<script>1</script>",
+    "policy: script-src-attr inline": GUARD + "<body onload=1>",
+}
+
+
+def test_the_watch_sees(open_page: Open) -> None:
+    chat = open_page(greedy=False)
+    bodies = list(FAULTS.values())
+    chat.page.context.route("**/bad", lambda route: route.fulfill(body=bodies.pop(0), content_type="text/html"))
+    for pattern in FAULTS:
+        chat.page.goto(chat.server.url + "/bad")
+        chat.until(lambda pattern=pattern: any(re.search(pattern, fault) for fault in chat.watch.faults))
+        with pytest.raises(AssertionError):
+            chat.watch.check()
+        chat.watch.faults.clear()
+
+
 TRIES = [
     ("fetch('http://127.0.0.1:9/').catch(() => {})", "connect-src"),
     ("document.body.append(Object.assign(new Image(), {src: 'http://127.0.0.1:9/x.png'}))", "img-src"),
@@ -26,24 +50,19 @@ TRIES = [
     ("document.body.innerHTML = '<b>x</b>'", "trusted-types"),
     ("trustedTypes.createPolicy('anything', {})", "trusted-types"),
 ]
-THROWN = "setTimeout(() => { console.warn('ah'); throw new Error('oh') })"
 
 
-def test_the_policy_refuses_and_the_watch_sees(open_page: Open) -> None:
+def test_the_policy_refuses(open_page: Open) -> None:
     chat = open_page(greedy=False)
     policy = chat.page.locator("meta[http-equiv='Content-Security-Policy']").get_attribute("content") or ""
     assert "default-src 'none'" in policy and "unsafe" not in policy and "require-trusted-types-for 'script'" in policy
+    # each is told more than once
+    chat.watch.allow("^policy: ", "^console: error: ", "^request: http://127.0.0.1:9/x.png")
     for tried, pattern in TRIES:
         n = len(chat.watch.faults)
         chat.page.evaluate(f"try {{ {tried} }} catch {{}}")  # some are refused by an exception as well
         seen = re.compile(f"policy: .*{pattern}")
         chat.until(lambda n=n, seen=seen: any(map(seen.search, chat.watch.faults[n:])))
-    chat.page.evaluate(THROWN)
-    with pytest.raises(AssertionError, match="policy: "):
-        chat.watch.check()
-    # each is told more than once
-    chat.watch.allow("^policy: ", "^console: error: ", "^request: http://127.0.0.1:9/x.png")
-    chat.watch.allow("^console: warning: ah", "^exception: oh")
 
 
 # -- what is written --------------------------------------------------------------------------------------------------

@@ -153,6 +153,22 @@ def test_a_character_of_several_tokens(chat: Chat, script: Script) -> None:
 # -- another candidate ------------------------------------------------------------------------------------------------
 
 
+def test_a_branch_is_what_the_server_says_behind_those_tokens(chat: Chat, served: Server) -> None:
+    answer = chat.ask("Hello")
+    whole = told(served, "Hello")
+    i, ids = 5, whole["tokens"]
+    other = next(option for option in whole["completion_probabilities"][i]["top_logprobs"] if option["id"] != ids[i])
+    dialog = chat.open_token(chat.tokens(answer).nth(i))
+    assert dialog.get_by_role("button", name=re.compile("^Go on with")).count() == len(table(dialog)) - 1
+    dialog.get_by_role("button", name=f"Go on with {other['token'].strip()}", exact=True).first.click()
+    answer = chat.finished()
+    expect(answer).to_contain_text("2 of 2")
+    said = chat.copied(answer)
+    kept = "".join(entry["token"] for entry in whole["completion_probabilities"][:i]) + other["token"]
+    rest = complete(served, [prompt_of(served, "Hello"), *ids[:i], other["id"]])["content"]
+    assert len(said) > len(kept) and (kept + rest).startswith(said)
+
+
 def test_a_branch_asks_for_its_tokens_and_is_drawn_as_its_answer_was(chat: Chat, script: Script) -> None:
     """Whatever is set by then: sampling, system message, PCD."""
     chat.set(temperature=0.3, top_p=0.6, seed=7, system_message="Be brief.")
@@ -189,10 +205,18 @@ def test_a_branch_keeps_what_an_answers_first_token_decided(chat: Chat, script: 
 # -- the comparison ---------------------------------------------------------------------------------------------------
 
 
+def telling(server: Server) -> tuple[str, str, str]:
+    """A question that is answered in another way with PCD, and the two answers."""
+    for seed in range(40):
+        text, right = question(24, seed)
+        plain, contrasted = (told(server, text, pcd=pcd)["content"] for pcd in (False, True))
+        if plain != contrasted and right in contrasted:
+            return text, plain, contrasted
+    raise AssertionError("no question shows a difference")
+
+
 def test_compare(chat: Chat, served: Server) -> None:
-    text, _ = question(24)
-    plain, contrasted = (told(served, text, pcd=pcd)["content"] for pcd in (False, True))
-    assert plain != contrasted, "or this shows nothing"
+    text, plain, contrasted = telling(served)
     group = chat.compare(text)
     sides = {name: group.get_by_role("article", name=re.compile(f"^{name}")) for name in ("Without PCD", "With PCD")}
     for side in sides.values():

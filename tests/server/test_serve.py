@@ -62,6 +62,14 @@ def test_an_answer_and_what_pcd_did_are_those_of_llama(server: Server, llm: pypc
     assert n_tied < len(PROMPTS)
 
 
+def test_what_was_cached_under_another_setting_serves_the_next(server: Server, llm: pypcd.Llama) -> None:
+    long = " ".join(PROMPTS) * 8
+    for setting in (False, True, "cautious", False, "window", True):
+        answer = complete(server, long, pcd=setting, id_slot=0)
+        is_greedy(llm, long, setting, answer["tokens"])
+    assert answer["timings"]["cache_n"] > 0
+
+
 def test_a_connection_stays_after_a_stream(server: Server) -> None:
     body = json.dumps({"prompt": PROMPTS[0], "n_predict": 4, "stream": True})
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
@@ -159,6 +167,12 @@ def test_a_logit_bias_lifts_what_pcd_takes_out_and_bans(server: Server) -> None:
     assert complete(server, PROMPTS[0], **asked, logit_bias=[[first["id"], -100]])["tokens"][0] != first["id"]
 
 
+def test_the_same_seed_draws_the_same(server: Server) -> None:
+    drawn = {"pcd": {"gamma": 500}, "temperature": 1.5, "cache_prompt": False, "id_slot": 0}
+    first, *again = (complete(server, PROMPTS[1], seed=seed, **drawn)["tokens"] for seed in (5, 5, 6, 7))
+    assert again[0] == first and any(tokens != first for tokens in again)
+
+
 def test_a_grammar_that_begins_later_leaves_the_setting(server: Server, llm: pypcd.Llama) -> None:
     """tool_choice "auto" makes such a grammar: until the model calls a tool, it writes as it likes."""
     later = {"grammar": RULES, "grammar_lazy": True, "grammar_triggers": [{"type": 1, "value": "<never written>"}]}
@@ -214,12 +228,20 @@ def nested(depth: int, opening: str = "[", closing: str = "]") -> str:
     return opening * depth + closing * depth
 
 
-def test_brackets_in_brackets_are_refused_before_anything_follows_them(server: Server) -> None:
-    """200 KB of them ended the process, whatever field they were in: they are counted before a route reads its fields."""
+DEEP = [  # where a client's brackets reach a recursion: they are counted in the body, before its route and fields are read
+    ("/v1/chat/completions", '{"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "documents": %s}'),
+    ("/documents", '{"file_data": %s}'),
+    ("/completion", "%s"),
+    ("/completion", '{"prompt": "a", "n_predict": 1, "x": %s}'),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), DEEP)
+def test_brackets_in_brackets_are_refused_before_anything_follows_them(server: Server, path: str, body: str) -> None:
+    """200 KB of them ended the process, whatever field they were in."""
     for brackets in (nested(100_000), nested(100_000, '{"a":', "}").replace("}", "1}", 1)):
-        for path, body in (("/v1/chat/completions", f'{{"documents": {brackets}}}'), ("/completion", brackets)):
-            status, answer = ask(server, path, body.encode())
-            assert status == 400 and "more than 500 deep; allowed: at most that" in answer["error"]["message"]
+        status, answer = ask(server, path, (body % brackets).encode())
+        assert status == 400 and "more than 500 deep; allowed: at most that" in answer["error"]["message"]
     assert ask(server, "/health")[0] == 200
 
 
@@ -267,6 +289,12 @@ def test_a_wrong_suffix_names_the_field_model_and_a_refused_stream_is_a_plain_40
 
 
 # -- what the server says ---------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_only_restricts_the_view_over_rotates_on_request() -> None:
+    with ready(pcd="unsure", parallel=2) as server:
+        assert meant(server)["perturbation"] == "none"
+        assert meant(server, n_predict=2, pcd="paper")["perturbation"] == "over-rotation"
 
 
 def test_a_server_without_a_setting_runs_what_needs_no_rotation_on_request(tiny: Tiny) -> None:

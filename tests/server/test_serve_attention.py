@@ -109,7 +109,10 @@ def test_so_are_those_of_a_later_question(server: Server, talking: pypcd.Llama) 
 
 @pytest.mark.parametrize(("arch", "heads"), [("llama", HEADS), ("lfm2", {0: [0, 1]}), ("lfm2", None)])
 def test_a_document_is_read_once(tiny: Tiny, arch: str, heads: Any) -> None:
-    """A recurrent state cannot go back, so there another question begins from a checkpoint near the document's end."""
+    """For the question, for the empty question, for the answer and for the next question.
+
+    A recurrent state cannot go back, so there another question begins from a checkpoint near the document's end.
+    """
     text, path = notes(8, 100), path_of(tiny, arch)
     with opened(path, heads), ready(model=path, parallel=2) as server:
         first = chat(server, with_file(text, QUESTIONS[0]))
@@ -177,7 +180,11 @@ def test_passages_of_what_comes_from_disk_are_those_of_what_was_read(
     ("heads", "options", "why"),
     [
         (None, [], r"pypcd probe {path} finds out which heads of this model look, too"),
-        (HEADS, ["--no-kv-unified"], "this server keeps the keys of each request apart; start it without"),
+        (
+            HEADS,
+            ["--no-kv-unified"],
+            "this server keeps the keys of each request apart; start it without --no-kv-unified",
+        ),
         ({0: [99]}, [], "layer 0 of this model has 4 heads, so its head"),
         ({9: [0]}, [], "the attention of this model cannot be read in this context"),
     ],

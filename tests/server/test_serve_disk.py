@@ -196,3 +196,4 @@ def test_what_is_asked_again_has_the_same_logits(model: str, prompts: PromptCach
     first, *others = (answer["choices"][0]["logprobs"] for answer in answers)
     assert [first] * 2 == others
     assert answers[0]["timings"]["cache_n"] == 0 and answers[1]["timings"]["cache_n"] > MIN_TOKENS
+    assert bool(answers[0]["timings"].get("passages")) == (messages is ABOUT_A_FILE)

@@ -168,6 +168,14 @@ def test_a_forced_call_has_its_schema_and_is_plain_unless_its_request_asks(route
     assert timings[1]["pcd_twins"] == 0 < timings[2]["pcd_twins"]
 
 
+def test_a_call_has_its_name_and_one_that_is_not_forced_is_contrasted_until_it_comes(tools: Server) -> None:
+    answer = ask(tools, "/v1/chat/completions", FORCED)[1]
+    call = answer["choices"][0]["message"]["tool_calls"][0]["function"]
+    assert call["name"] == "look_up" and matches(call["arguments"])
+    free = ask(tools, "/v1/chat/completions", {**CALLED, "tool_choice": "auto", "max_tokens": 1})[1]["timings"]
+    assert free["pcd_twins"] == 1 and free["pcd_constrained"] == 0, "until the model calls, it writes as it likes"
+
+
 def test_an_answer_that_does_not_match_its_format_is_a_fault_of_the_server(tools: Server) -> None:
     """Another try may do better, and clients ask again after a 500 alone."""
     body = {**CALLED, "max_tokens": 8}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from argparse import ArgumentTypeError
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,15 +14,25 @@ from hypothesis import strategies as st
 
 from pypcd.cli._options import at_least
 from pypcd.decode import Sampling
-from pypcd.settings.ranges import Choice, Integer, Number, OrNone
+from pypcd.settings.ranges import Choice, Integer, Number, OrNone, literal
 
 
-def test_a_dataclass_keeps_plain_numbers_of_numpys_and_takes_no_bool_of_its() -> None:
-    made = Sampling(top_p=np.float32(0.5), seed=np.int64(7))  # type: ignore[arg-type]
-    assert (type(made.top_p), type(made.seed)) == (float, int) and (made.top_p, made.seed) == (0.5, 7)
-    for name in ("top_p", "seed"):
-        with pytest.raises(ValueError, match=f"^{name} is .*; allowed: "):
-            Sampling(**{name: np.True_})
+@pytest.mark.parametrize("make", [Integer(0), lambda name, value: Sampling(**{name: value}).seed])
+def test_an_integer_is_neither_a_bool_nor_a_fraction_nor_text_and_may_be_numpys(make: Any) -> None:
+    for value in (7, np.int64(7), np.int32(7)):
+        assert make("seed", value) == 7 and type(make("seed", value)) is int
+    for value in (2.5, 7.0, True, np.True_, "seven", None, math.nan, -1, 10**30):
+        with pytest.raises(ValueError, match="^seed is .*; allowed: an integer "):
+            make("seed", value)
+
+
+@pytest.mark.parametrize("make", [Number(0, 1), lambda name, value: Sampling(**{name: value}).top_p])
+def test_a_number_is_finite_neither_a_bool_nor_text_and_may_be_numpys(make: Any) -> None:
+    for value in (0.5, np.float64(0.5), np.float32(0.5)):
+        assert make("top_p", value) == 0.5 and type(make("top_p", value)) is float
+    for value in (True, np.True_, "half", None, math.nan, math.inf, -math.inf, -1e9, 10**400):
+        with pytest.raises(ValueError, match="^top_p is .*; allowed: from 0 to 1"):
+            make("top_p", value)
 
 
 @given(st.integers(-50, 50), st.integers(-50, 50), st.integers(0, 50), st.booleans())
@@ -70,3 +82,8 @@ def test_a_choice_names_the_nearest() -> None:
             Choice(("shared", "separate"))("cache", value)
     with pytest.raises(ValueError, match="did you mean 'shared'"):
         Choice(("shared", "separate"))("cache", "sharde")
+
+
+def test_typed_values_are_read_as_what_they_look_like() -> None:
+    assert [literal(text) for text in ("3", "3.0", "1e-4", "x", "")] == [3, 3.0, 1e-4, "x", ""]
+    assert [type(literal(text)) for text in ("3", "3.0", "1e-4", "x")] == [int, float, float, str]

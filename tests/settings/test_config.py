@@ -18,8 +18,8 @@ from pypcd import PCDConfig
 from pypcd.engine import _bindings as _native
 from pypcd.engine._native import native_params
 from pypcd.settings import fields
-from pypcd.settings.fields import FIELDS
-from pypcd.settings.ranges import Integer, Number, OrNone
+from pypcd.settings.fields import FIELDS, Fields
+from pypcd.settings.ranges import Choice, Integer, Number, OrNone
 
 configs = st.builds(
     PCDConfig,
@@ -52,6 +52,27 @@ def test_every_field_reaches_the_library(c: PCDConfig) -> None:
             assert np.float32(value) == native
         else:
             assert field.numbers.get(value, value) == native
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", FIELDS.values(), ids=FIELDS)
+def test_a_fields_numbers_are_those_of_what_is_allowed(field: fields.Field) -> None:
+    kind = field.range.kind if isinstance(field.range, OrNone) else field.range
+    assert (None in field.numbers) == isinstance(field.range, OrNone)
+    assert set(field.numbers) - {None} == set(kind.names if isinstance(kind, Choice) else ())
+    assert len(set(field.numbers.values())) == len(field.numbers)
+    assert field.range(field.name, field.default) == field.default
+
+
+def test_the_names_of_a_choice_are_those_of_its_type() -> None:
+    for name, kind in Fields.__annotations__.items():
+        names = get_args(getattr(fields, kind.partition(" |")[0], None))
+        assert set(names) == set(FIELDS[name].numbers) - {None}, name
+
+
+# -- the setting -------------------------------------------------------------------------------------------------------
 
 
 def test_defaults_by_hand() -> None:

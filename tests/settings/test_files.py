@@ -60,6 +60,9 @@ def test_without_a_home_documents_are_not_kept_and_it_is_said(
     assert "not kept on disk: this user has no home folder" in caplog.text
 
 
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     file, link = tmp_path / "talk.json", tmp_path / "link.json"
     files.write(file, "first")

@@ -16,7 +16,7 @@ import pypcd
 import pypcd.settings.formula
 from pypcd.engine._bindings import Params
 from pypcd.settings.fields import FIELDS
-from pypcd.settings.formula import contrast, rho
+from pypcd.settings.formula import contrast, frequencies, rho
 
 n_rots = st.integers(1, 128).map(lambda n: 2 * n)
 alphas = st.floats(0, 10, width=32)
@@ -61,6 +61,18 @@ def test_rho_is_equation_4_in_python_and_in_c(n_rot: int, alpha: float, base_rat
     assert got[0] == pytest.approx(1)
 
 
+@given(n_rots, st.floats(1, 1e7))
+def test_frequencies_fall_by_a_constant_factor_from_1(n_rot: int, base: float) -> None:
+    theta = frequencies(n_rot, base)
+    assert len(theta) == n_rot // 2 and theta[0] == 1.0
+    np.testing.assert_allclose(theta, [base ** (-2 * j / n_rot) for j in range(n_rot // 2)], rtol=1e-9)
+
+
+def test_an_unknown_transition_is_an_error() -> None:
+    with pytest.raises(ValueError, match="transition is 'linear'; allowed: 'exponential', 'none'"):
+        rho(16, transition="linear")
+
+
 @settings(max_examples=200)
 @given(logits, st.sampled_from([0.0, 0.5, 1.5, 2.5]), st.integers(1, 45), st.sampled_from([0.0, 0.04, 0.2, 0.9, 1.0]))
 def test_contrast_is_equation_6_with_ties_to_the_lower_id(
@@ -89,6 +101,27 @@ def test_excluded_tokens_lie_60_behind_the_best_one_by_hand() -> None:
     n, got = c_contrast(standard, 3 * standard - 2 * np.array([0, 2.0, 0, 2.5, 0, 0]), 0.5, 2, 0.0, BEHIND)
     assert n == 2
     np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.integers(2, 400), st.integers(1, 60), st.floats(0.1, 30), st.floats(0, 5, width=32)
+)
+def test_excluded_tokens_are_improbable_in_their_order_and_within_reach_of_a_bias(
+    seed: int, n_vocab: int, gamma: int, spread: float, beta: float
+) -> None:
+    """Of a logit_bias, which is at most 100."""
+    first, second = np.random.default_rng(seed).normal(0, spread, (2, n_vocab)).astype(np.float32)
+    _, got = c_contrast(first, second, beta, gamma, 0.0, BEHIND)
+    strict = contrast(first, second, beta=beta, gamma=gamma)
+    rest = ~np.isfinite(strict)
+    mine = pypcd.settings.formula.put_behind(strict, first)
+    np.testing.assert_allclose(got, mine, rtol=1e-5, atol=1e-3 * spread)
+    if rest.any():
+        for row in (got, mine):
+            order = np.argsort(-first[rest], kind="stable")
+            assert (np.diff(row[rest][order]) <= 0).all()
+            assert row.max() - 60.01 < row[rest].max() < row.max() - 59.99
+            assert row[rest].min() + 100 > row.max()
 
 
 MASKS = [-np.inf, np.nan, -3.4e38, -1e31, np.inf, 3.4e38]

@@ -24,13 +24,29 @@ rerotated = st.builds(PCDConfig, base_ratio=st.floats(1e-9, 1), alpha=st.floats(
 anything = configs | windows | rerotated
 
 
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
 @given(anything, anything)
-def test_what_describe_prints_is_the_setting_when_it_is_pasted_also_as_a_method(c: PCDConfig, other: PCDConfig) -> None:
+def test_what_describe_prints_is_the_setting_when_it_is_pasted(c: PCDConfig, other: PCDConfig) -> None:
     assert PCDConfig.resolve(c.describe()) == PCDConfig.resolve(c.describe(), other) == c
     assert PCDConfig.resolve(f" {c.describe()}\n", other) == c
+    assert not re.search(r"[\s,+]", c.describe())  # as a method's name it may stand in a list, and beside another part
+
+
+@given(anything)
+def test_a_methods_name_is_the_setting_too(c: PCDConfig) -> None:
     name = f"pcd:{c.describe()}"
     assert parse(name).rows == PCD(c) and setting_of(name) == c
-    assert not re.search(r"[\s,+]", name)  # it may stand in a list, and beside another part
+
+
+@pytest.mark.parametrize(
+    "text", ["beta=1.5,window=64", "beta=1.5 window=64", "window,relative_top=0.1", "beta=1.5::window=64"]
+)
+def test_words_are_joined_by_colons_alone(text: str) -> None:
+    for read in (PCDConfig.resolve, lambda text: parse(f"pcd:{text}")):
+        with pytest.raises(ValueError, match="beta|window"):
+            read(text)
 
 
 @pytest.mark.parametrize(
@@ -47,14 +63,11 @@ def test_what_describe_prints_is_the_setting_when_it_is_pasted_also_as_a_method(
         ("beta=", "name=value"),
         ("beta=1", r"pcd is 'beta=1', values without a preset; write paper:beta=1 or unsure:beta=1$"),
         ("beta=1:beta=2", "beta is given twice, 1 and 2"),
-        ("beta=1.5,window=64", "beta is '1.5,window=64'"),
-        ("beta=1.5 window=64", "beta is '1.5 window=64'"),
-        ("window,relative_top=0.1", "no field 'window,relative_top'"),
-        ("beta=1.5::window=64", "'' is not a value"),
         ("beta=1:window", "'window' is not a value; write it as name=value"),
         ("=1", "'=1' is not a value"),
         ("betta=1", "no field 'betta'"),
         ("paper:adaptive=jsd", "no field 'adaptive' any more: the strength is beta in every step; docs/evidence/when"),
+        ("paper:noise=0.1", "no field 'noise' any more: the first version .* docs/evidence/table2 names the commit"),
         (
             "paper:perturbation=noise",
             "no perturbation=.noise. any more: the first version .* docs/evidence/table2 names",
