@@ -270,6 +270,16 @@ def run(args: argparse.Namespace) -> int:
     session, vocabulary = Session(llm), Vocabulary(llm)
     read: list[tuple[int, list[list[Reading]]]] = []
     table: list[SalienceRow] = []
+    record: dict[str, Any] = {
+        "model": args.model,
+        "task": name,
+        "n_per_length": args.n,
+        "seed": args.seed,
+        "chat": args.chat,
+        "pcd": setting.as_dict(),
+        "n_vocab": llm.n_vocab(),
+    }
+    written: list[pathlib.Path] = []
     with _terminal.Bar(args.n * len(lengths), "asking", unit=" questions") as bar:
         for length, items in asked:
             of_length = []
@@ -278,20 +288,11 @@ def run(args: argparse.Namespace) -> int:
                 bar.update(1)
             read.append((length, of_length))
             table += salience_rows(length, of_length)
-
-    ranks = {m: [r.rank for _, qs in read for q in qs for r in q if r.method == m] for m in settings}
-    record = {
-        "model": args.model,
-        "task": name,
-        "n_per_length": args.n,
-        "seed": args.seed,
-        "chat": args.chat,
-        "pcd": setting.as_dict(),
-        "n_vocab": llm.n_vocab(),
-        "cells": [dataclasses.asdict(row) for row in table],
-        "ranks": {"from": list(RANKS), **{method: count_ranks(values) for method, values in ranks.items()}},
-    }
-    written = [] if args.out is None else _write(args, read, table, ranks, record)
+            ranks = {m: [r.rank for _, qs in read for q in qs for r in q if r.method == m] for m in settings}
+            record["cells"] = [dataclasses.asdict(row) for row in table]
+            record["ranks"] = {"from": list(RANKS), **{method: count_ranks(values) for method, values in ranks.items()}}
+            if args.out is not None:  # after each length, since a long one may be stopped
+                written = _write(args, read, table, ranks, record)
     if args.json:
         print(json.dumps(record, indent=2))
     else:
