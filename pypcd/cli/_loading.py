@@ -28,11 +28,10 @@ def load_model(args: argparse.Namespace) -> pypcd.Llama:
     config = _options.pcd_setting(setting, args.model)  # raise errors before the slow part
     if args.verbose:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    llm = open_model(args.model, config, n_ctx=args.n_ctx, verbose=args.verbose, **_options.machine_options(args))
-    refusal = engine.pcd_refusal(llm, config)
-    if refusal is not None:
-        raise UnsupportedError(f"PCD cannot run here: {refusal}")
-    llm.pcd = config
+    options = _options.machine_options(args)
+    llm = open_model(args.model, config, pcd=config, n_ctx=args.n_ctx, verbose=args.verbose, **options)
+    if llm.pcd != config:
+        raise UnsupportedError(f"PCD cannot run here: {engine.pcd_refusal(llm, config)}")
     return llm
 
 
@@ -49,7 +48,7 @@ def read(given: Sequence[str | os.PathLike[str]]) -> tuple[list[Document], str]:
 
 
 def open_model(path: str, *settings: pypcd.PCDConfig | None, **options: Any) -> pypcd.Llama:
-    """pypcd.Llama with PCD off, in the engine that these settings need, with a progress bar if loading takes long.
+    """pypcd.Llama in the engine that these settings need, with a progress bar if loading takes long.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed meanwhile.

@@ -600,7 +600,7 @@ def test_one_shot_chat_without_template(tmp_path):
 
     done = pypcd_command("chat", str(base), "-p", "hi", "--pcd=on")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[-1].startswith("pypcd: PCD cannot run here: the architecture 'mamba'")
+    assert done.stderr.splitlines()[-1].startswith("pypcd: PCD (unsure) cannot run here: the architecture 'mamba'")
 
 
 def test_pcd_is_off_until_a_setting_is_named_and_one_line_says_how(model):
