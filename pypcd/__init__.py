@@ -1,10 +1,12 @@
 """Positional Contrastive Decoding for GGUF models.
 
-    llm = pypcd.Llama("model.gguf", pcd=True)  # the preset "unsure"
+    llm = pypcd.Llama("model.gguf")
+    llm.ask("report.txt", "Who signed it?").text  # with replay: the passages in question stand once more before it
+    llm.pcd = True  # the preset "unsure"
     llm.create_chat_completion(messages)
 
-A llama_cpp that is imported afterwards has pypcd's own build of libllama in place of the stock one, so pypcd has to come first.
-The names below are imported when they are first used, so `import pypcd` itself takes almost no time.
+A llama_cpp that is imported afterwards has pypcd's own build of libllama in place of the stock one, if pypcd was installed with its native
+part, so pypcd has to come first. The names below are imported when they are first used, so `import pypcd` itself takes almost no time.
 """
 
 from __future__ import annotations
@@ -15,6 +17,10 @@ from typing import TYPE_CHECKING
 from pypcd.integrations import finder
 
 if TYPE_CHECKING:
+    from pypcd import ask as ask
+    from pypcd import bench as bench
+    from pypcd import decode as decode
+    from pypcd import evaluation as evaluation
     from pypcd.engine import PCDAnswer as PCDAnswer
     from pypcd.engine import PCDLogits as PCDLogits
     from pypcd.engine import PCDStats as PCDStats
@@ -39,6 +45,7 @@ else:  # unseen by type checkers, to which any name would be one of pypcd's
         "pcd_sampler": "llama.sampler",
     }
     __all__ = list(_HOME_OF)
+    _PACKAGES = ("ask", "bench", "decode", "evaluation")  # which have the rest of what is public
     # names of former releases
     _MOVED = {
         "PCDFields": "PCDSetting: a mapping of fields is one",
@@ -57,6 +64,8 @@ else:  # unseen by type checkers, to which any name would be one of pypcd's
     }
 
     def __getattr__(name: str) -> object:
+        if name in _PACKAGES:
+            return importlib.import_module(f"pypcd.{name}")
         if name not in _HOME_OF:
             moved = f"; it is now pypcd.{_MOVED[name]}" if name in _MOVED else ""
             raise AttributeError(f"module 'pypcd' has no attribute {name!r}{moved}")

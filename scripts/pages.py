@@ -28,7 +28,7 @@ import fields
 # those outside docs/
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "cpp/README.md", "pypcd/models/README.md")
 HEADERS = ("llama-pcd.h",)
-PACKAGES = ("pypcd", "pypcd.decode", "pypcd.evaluation", "pypcd.bench")
+PACKAGES = ("pypcd", "pypcd.ask", "pypcd.decode", "pypcd.evaluation", "pypcd.bench")
 ITEM = re.compile(r" *([-*]|\d+\.) ")
 
 

@@ -65,7 +65,7 @@ class Answer:
         note: what was done in another way than asked for, or why nothing was repeated; empty: all is as asked.
         messages: the conversation up to this answer.
         written: figures: tokens, seconds, what PCD did.
-        read: what was read of the documents, such as "24 of 310 pages"; empty: all of them.
+        read: what was read of the documents, such as "24 of 310 pages, in part"; empty: all of them.
     """
 
     text: str

@@ -72,7 +72,7 @@ def _spared(n_ctx: int) -> int:
 
 
 def chosen(llm: Any, messages: Sequence[Message], read: Read, n_ctx: int) -> tuple[list[Message], str]:
-    """Messages with the parts of their documents that are read; and what that is, in words, such as "24 of 310 pages". "": all.
+    """Messages with the parts of their documents that are read; and what that is, in words, such as "24 of 310 pages, in part". "": all.
 
     Args:
         llm: a Llama, or prompt.Elsewhere.
@@ -144,10 +144,13 @@ def _said(documents: Sequence[Document], parts: Iterable[Part]) -> str:
         unit, n = f"{units.pop()}s", sum(len(document.pages) for document in documents)
         spans = ((i, documents[i].page_numbers(*documents[i].spans[j])) for i, j in parts)
         read = {(i, page) for i, (first, last) in spans for page in range(first, last + 1)}
+        rest = {(i, j) for i, document in enumerate(documents) for j in range(len(document.spans))} - parts
+        ends = ((i, documents[i].page_numbers(*documents[i].spans[j])) for i, j in rest)
+        partly = ", in part" if any((i, page) in read for i, pages in ends for page in pages) else ""
     else:
-        unit, n, read = "parts", sum(len(document.segments) for document in documents), parts
+        unit, n, read, partly = "parts", sum(len(document.segments) for document in documents), parts, ""
     of = f", of {len({i for i, _ in parts})} of {len(documents)} documents" if len(documents) > 1 else ""
-    return f"{len(read)} of {n} {unit}{of}"
+    return f"{len(read)} of {n} {unit}{partly}{of}"
 
 
 def _n_tokens(llm: Any, documents: Iterable[Document], most: int) -> int:

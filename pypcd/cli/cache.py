@@ -12,7 +12,7 @@ from pypcd.decode.prompt_cache import LIMIT_NAME, PromptCache
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "pypcd cache [list|clear]"
     parser.epilog = (
-        "chat, answer and serve keep what a model has computed for a document, so that the next question begins at once, "
+        "chat, answer, compare, mcp, serve and llm.ask keep what a model has computed for a document, so that the next question begins at once, "
         f"tomorrow too. Files that were not used for longest go first. {LIMIT_NAME}=N allows N GiB (4); 0 keeps nothing."
     )
     parser._optionals.title = "arguments"  # one list of all, as in the other commands

@@ -29,7 +29,7 @@ from pypcd.settings.config import PRESETS, load, typed
 # command -> (its argument, what it does)
 COMMANDS = {
     "help": ("", "this list"),
-    "pcd": ("on|off|beta=…", "switch PCD, or give it another setting; alone: show it"),
+    "pcd": ("on|off|unsure:beta=…", "switch PCD, or give it another setting; alone: show it"),
     "compare": (
         "",
         "answer the last message with PCD and then without; with a document, while PCD is off: with replay and without",

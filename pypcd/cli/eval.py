@@ -38,7 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--method", metavar="NAME,...", help="besides greedy (default: pcd, two variants, control)")
     add("--length", metavar="N,...", help="tokens of prompt and answer (1k,2k,4k; everyday: 300,1k)")
     n, few = (_of_each(["everyday"], n) for n in (DEFAULT_N, QUICK_N))
-    add("--n", metavar="N", type=_options.at_least(1), help=f"questions a cell ({DEFAULT_N}; everyday: {n} a task)")
+    add(
+        "--n",
+        metavar="N",
+        type=_options.at_least(1),
+        help=f"questions of each task and length ({DEFAULT_N}; everyday: {n})",
+    )
     add(
         "--quick",
         action="store_true",
@@ -80,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
             together = "".join(f", {n * len(GROUPS[name])} of all of {name}" for name in names if name in GROUPS)
             more = "" if args.n else f"{_of_each(names, DEFAULT_N)} questions, "
             text += (
-                f"\n\nquick: {n} questions a cell{together}, of which at least {MIN_N} must differ to show anything; "
+                f"\n\nquick: {n} questions of each task and length{together}, of which at least {MIN_N} must differ to show anything; "
                 f"--task {','.join(names)} without --quick asks {more}more lengths and methods.\n\n{advice(plan, outcome.records)}\n"
             )
         _terminal.write(_table.aligned(text, _table.columns()))

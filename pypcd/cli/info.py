@@ -122,7 +122,7 @@ def report(record: dict[str, Any]) -> str:
 
 
 def _library_rows(lib: dict[str, Any]) -> list[tuple[str, str]]:
-    chosen = f"native: all settings; PCD interface {lib['pcd_interface']}"
+    chosen = f"native: all settings but cache=separate, which the stock one has; PCD interface {lib['pcd_interface']}"
     if lib["engine"] != "native":
         chosen = f"stock: unsure, window, paper, but not all settings ({lib['why_stock']})"
     return [

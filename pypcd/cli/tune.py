@@ -39,7 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--task", metavar="NAME,...", help=f"default: {DEFAULT_TASKS}; for demo kv-short")
     add("--length", metavar="N,...", help=f"your prompts' tokens (default {DEFAULT_LENGTHS}; demo {DEMO_LENGTHS})")
-    add("--n", metavar="N", type=_options.at_least(2), help=f"questions a cell ({DEFAULT_N}): half choose, half judge")
+    add(
+        "--n",
+        metavar="N",
+        type=_options.at_least(2),
+        help=f"questions of each task and length ({DEFAULT_N}): half choose, half judge",
+    )
     of_each = f"everyday questions of each kind (default {N_EVERYDAY}; demo 0)"
     add("--everyday", metavar="N", type=_options.at_least(0), help=of_each)
     few = (

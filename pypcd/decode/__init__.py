@@ -1,6 +1,6 @@
 """Decoding methods, for any GGUF model.
 
-    method = pypcd.decode.parse("rephrase+pcd:paper:beta=1.5")
+    method = pypcd.decode.parse("replay+pcd:paper:beta=1.5")
     method.generate(llm, Prompt(before, segments, joiner, after)).text
 
 A method has four parts: an edit of the prompt, the source of the rows (the logits of each step), the search that

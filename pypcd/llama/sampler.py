@@ -31,8 +31,9 @@ def pcd_sampler(llm: llama.Llama, row: int = -1) -> Any:
 
     Raises:
         PCDError: PCD is off.
+        UnsupportedError: the engine is the stock one.
     """
     if llm.pcd is None:
-        raise PCDError("a PCD sampler needs the over-rotated logits; set llm.pcd = True first")
+        raise PCDError('a PCD sampler needs the local pass; turn PCD on first, such as llm.pcd = "unsure"')
     llm._apply(llm.pcd, combine=False)
     return engine.pcd(llm).init_sampler(row)

@@ -231,6 +231,10 @@ class Server:
         self.loaded = 0  # per cent of what is loaded at the start
         self._log = log
         self._lines: collections.deque[str] = collections.deque(maxlen=_LINES)
+        if api_key is not None and not _first_key(api_key):
+            raise InputError(
+                f"api_key is {api_key!r}; allowed: a key, or several with commas; without one leave it out"
+            )
         self._key = _first_key(api_key or given.get("api-key", "")) or _first_key_of(given.get("api-key-file", ""))
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
@@ -253,7 +257,8 @@ class Server:
             self._ini = self._sections(n_at_once, parallel, of_words(options))
         else:
             (only,) = self.models
-            chosen |= {"alias": only.name, **self._options(only, parallel, given)}
+            # else requests that wait for a slot keep /health and others from an answer
+            chosen |= {"threads-http": "64", "alias": only.name, **self._options(only, parallel, given)}
         for name, value in chosen.items():
             if name not in given:
                 self.command += [f"--{name}", value] if value else [f"--{name}"]

@@ -91,11 +91,15 @@ def _plain(given: Any) -> Document:
             "POST /documents reads them"
         )
     pages = given.get("pages") or []
+    n = len(given["text"])
     if not (
-        isinstance(pages, list) and all(type(page) is int and page >= 0 for page in pages) and pages == sorted(pages)
+        isinstance(pages, list)
+        and all(type(page) is int and 0 <= page <= n for page in pages)
+        and pages == sorted(pages)
+        and pages[:1] in ([], [0])
     ):
         raise InputError(
-            f"pages is {json.dumps(pages)[:80]}; allowed: the offsets at which the text's pages begin, in order"
+            f"pages is {json.dumps(pages)[:80]}; allowed: the offsets at which the text's pages begin, in order, from 0 to at most {n}"
         )
     unit, note = str(given.get("unit") or "page"), _text(given, "note")
     return _read(_text(given, "name") or "document", "text", given["text"], tuple(pages), unit, note)

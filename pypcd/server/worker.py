@@ -38,7 +38,7 @@ from pypcd.decode import Replay
 from pypcd.decode.method import Edited, fitted
 from pypcd.decode.prompt_cache import MIN_TOKENS, N_LEFT, PromptCache, id_of
 from pypcd.document import SPACE
-from pypcd.document.apart import limit
+from pypcd.document.apart import end_with_parent, limit
 from pypcd.errors import MENDABLE, InputError, PCDError, UnsupportedError
 from pypcd.find import Found, bm25
 from pypcd.find.heads import Heads
@@ -48,6 +48,7 @@ from pypcd.server import requested
 from pypcd.server.chats import document_in, field, is_text, talk_of
 
 MEMORY = 2 << 30  # bytes that a request may take
+LONGEST = 2000  # characters of an error
 
 _OURS = ("user", "system")  # whose messages are written as pypcd writes them
 
@@ -224,6 +225,7 @@ def main() -> None:
     lines, out, errors = sys.stdin.buffer, os.fdopen(os.dup(1), "wb"), os.dup(2)
     seconds = float(sys.argv[1])
     threading.stack_size(1 << 20)  # llama-server's are large, and would count as memory that is taken
+    end_with_parent()
     for stream in (1, 2):  # what libraries write is no answer, and nobody reads it
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     bm25.load()  # before memory is limited: it loads what it finds
@@ -258,7 +260,8 @@ def main() -> None:
             answer = _answer(request, model)
             write({"answer": answer, "log": log.lines})
         except MENDABLE as error:
-            write({"error": str(error)})
+            said = str(error)  # what was sent may be in it
+            write({"error": said if len(said) <= LONGEST else f"{said[: LONGEST // 2]} … {said[-LONGEST // 2 :]}"})
         except MemoryError:
             write({"error": f"the documents take more than {MEMORY >> 30} GiB of memory; send less, or their texts"})
         except Exception as error:  # noqa: BLE001  # the next request may go well

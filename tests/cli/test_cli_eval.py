@@ -92,7 +92,7 @@ def test_a_quick_eval_asks_less_and_says_so(tmp_path: Path, run: Run, monkeypatc
     monkeypatch.chdir(tmp_path)
     quick = ["eval", "demo", "--quick", "--threads=1"]
     said, _ = run(*quick)
-    assert "quick: 3 questions a cell, of which at least 6 must differ to show anything" in said
+    assert "quick: 3 questions of each task and length, of which at least 6 must differ to show anything" in said
     assert re.search(r"(?m)^(Use|No method|greedy has)\b.*\.$", said.rstrip().splitlines()[-1])
     plan = json.loads((tmp_path / "eval-demo-quick" / "run.json").read_text())
     assert (plan["n"], plan["lengths"], tuple(plan["methods"])) == (3, [250], eval_command.QUICK_METHODS)

@@ -9,6 +9,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 from html import escape
 from pathlib import Path
@@ -434,6 +435,18 @@ def test_no_archive_is_opened_in_this_process() -> None:
     with mock.patch.object(zipfile, "ZipFile", side_effect=AssertionError):
         for kind, data in files.items():
             assert "Amsel" in document_of("a", data, "a").text, kind
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process keeps its parent's number there")
+def test_a_reader_ends_with_the_process_that_started_it() -> None:
+    child = "from pypcd.document import apart; import time; apart.end_with_parent(); print('here', flush=True); time.sleep(60)"
+    parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}]); sys.stdin.readline()"
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+        assert started.stdin and started.stdout and started.stdout.readline() == b"here\n"
+        started.kill()
+        started.wait()
+        begun = time.monotonic()
+        assert started.stdout.read() == b"" and time.monotonic() - begun < 30, "its end of the pipe is closed"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux")

@@ -8,6 +8,8 @@ import inspect
 import pickle
 import pkgutil
 import re
+import subprocess
+import sys
 import typing
 from pathlib import Path
 
@@ -29,6 +31,12 @@ def test_what_is_public_has_a_docstring_and_can_be_pickled_by_name() -> None:
         thing = getattr(pypcd, name)
         assert thing.__module__.startswith("pypcd") and pickle.loads(pickle.dumps(thing)) is thing
         assert thing.__doc__ and (not inspect.isclass(thing) or thing.__doc__ != thing.__mro__[1].__doc__), name
+
+
+def test_packages_that_docs_name_are_there_after_import_pypcd() -> None:
+    said = "import pypcd; print(pypcd.ask.stream.__name__, pypcd.decode.parse('replay+pcd:paper:beta=1.5').name)"
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=False)
+    assert done.stdout == "stream replay+pcd:paper:beta=1.5\n", done.stderr
 
 
 MODULES = [
@@ -91,6 +99,7 @@ def test_type_checkers_and_users_get_the_same_names() -> None:
     tree = ast.parse(Path(pypcd.__file__).read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert sorted(seen) == sorted(pypcd.__all__)
+    packages = {name for name, module in seen.items() if module == "pypcd"}
+    assert packages == {*pypcd._PACKAGES} and sorted({*seen} - packages) == sorted(pypcd.__all__)
     for name, module in seen.items():
         assert getattr(pypcd, name) is getattr(importlib.import_module(module or ""), name)

@@ -69,6 +69,9 @@ def test_it_says_where_it_is_shows_no_key_and_ends_cleanly() -> None:
             ask(at(said["page"]), "/health")
     command = server_of(api_key="secret").command
     assert "secret" not in str(command), "other users of the machine can read a command line"
+    for key in ("", " ", ",secret"):  # such as a variable that is not set
+        with pytest.raises(ValueError, match=f"api_key is '{key}'; allowed: a key"):
+            server_of(api_key=key)
 
 
 def test_pcd_is_off_until_a_request_asks_and_one_line_says_how() -> None:

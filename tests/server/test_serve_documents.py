@@ -367,6 +367,11 @@ def test_a_bad_file_is_refused_with_a_sentence(wide: Server, file: Any, word: st
     [
         ({"documents": 3}, "Field 'documents': it is 3; allowed: a list of "),
         ({"documents": [{"name": "a"}]}, "Field 'documents': it has "),
+        (
+            {"documents": [{"text": "abc", "pages": [2]}]},
+            "pages is [2]; allowed: the offsets at which the text's pages begin, in order, from 0 to at most 3",
+        ),
+        ({"documents": [{"text": "abc", "pages": [0, 4]}]}, "pages is [0, 4]; allowed: "),
         ({"documents": [{"text": "a"}], "messages": [{"role": "system", "content": "a"}]}, "no message of the user"),
         ({"replay": "yes"}, "Field 'replay': it is \"yes\"; allowed: true, false"),
         ({"read": 0}, "Field 'read': read is 0; allowed: \"all\", or the most tokens"),
@@ -374,6 +379,11 @@ def test_a_bad_file_is_refused_with_a_sentence(wide: Server, file: Any, word: st
 )
 def test_a_wrong_field_is_refused_with_a_sentence(wide: Server, body: dict[str, Any], word: str) -> None:
     assert word in refused(wide, CHAT, **body)
+
+
+def test_a_long_value_is_not_sent_back_whole(wide: Server) -> None:
+    said = refused(wide, CHAT, read="x" * 1_000_000)
+    assert len(said) < 2100 and "read is 'xxx" in said and said.endswith("to read of the documents, such as 4096")
 
 
 def test_documents_belong_to_chats(wide: Server) -> None:
