@@ -69,6 +69,8 @@ def resolve_model(model: str | os.PathLike[str]) -> str:
             f"there is no model file {path}; give the path of a .gguf file, or 'demo' for the model that comes with pypcd. Models "
             "in GGUF are found at https://huggingface.co/models?library=gguf; SmolLM2-135M-Instruct and Gemma 3 270M are tested"
         )
+    if path.is_fifo():  # which would be waited for
+        raise ModelError(f"{path} is a pipe, not a GGUF file; give a file's path")
     with path.open("rb") as file:
         magic = file.read(len(_MAGIC))
     if not magic:

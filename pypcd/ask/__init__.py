@@ -13,7 +13,8 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypedDict
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from pypcd import engine
 from pypcd.ask.messages import Message, Source, documents_in, notes_of, prompt_of, sources_of
@@ -25,7 +26,7 @@ from pypcd.decode.prompt_cache import PromptCache
 from pypcd.decode.rows import PCD, Plain
 from pypcd.document import Document
 from pypcd.document.folder import read_files
-from pypcd.errors import InputError, PCDError
+from pypcd.errors import ArgumentError, InputError, PCDError
 from pypcd.prompt import has_template
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Options(TypedDict, total=False):
     method: str | Method
     system: str
     max_tokens: int
-    stop: str | Sequence[str]
+    stop: str | Sequence[str] | None
     chat: bool | None
     cache: bool
 
@@ -157,7 +158,7 @@ def stream(
     method: str | Method = "replay",
     system: str = "",
     max_tokens: int = 256,
-    stop: str | Sequence[str] = (),
+    stop: str | Sequence[str] | None = (),
     chat: bool | None = None,
     cache: bool = True,
 ) -> Asking:
@@ -183,6 +184,19 @@ def stream(
         PCDError: the model has no chat template, but it is asked for; or llama_decode failed.
         UnsupportedError: this model cannot run the method.
     """
+    given: dict[str, tuple[object, Any]] = {
+        "question": (question, str),
+        "system": (system, str),
+        "after": (after, (Answer, NoneType)),
+        "method": (method, (str, Method)),
+    }
+    for name, (value, kinds) in given.items():
+        if not isinstance(value, kinds):
+            what = {"after": "an answer, or None", "method": "a method's name, or a Method"}.get(name, "a text")
+            raise ArgumentError(f"{name} is {value!r}; allowed: {what}")
+    stop = [stop] if isinstance(stop, str) else list(stop or ())
+    if wrong := [one for one in stop if not isinstance(one, str)]:
+        raise ArgumentError(f"stop has {wrong[0]!r}; allowed: texts")
     if not question.strip():
         raise InputError("the question is empty")
     many = [documents] if isinstance(documents, (str, os.PathLike, Document)) else list(documents)

@@ -79,7 +79,7 @@ def chosen(llm: Any, messages: Sequence[Message], read: Read, n_ctx: int) -> tup
         messages: with whole documents. The last one is the question.
 
     Raises:
-        ValueError: all is to be read, but cannot fit in the context.
+        ValueError: all is to be read, but cannot fit in the context; or no part can.
     """
     if is_whole(llm, messages, read, n_ctx):
         return list(messages), ""
@@ -98,6 +98,10 @@ def chosen(llm: Any, messages: Sequence[Message], read: Read, n_ctx: int) -> tup
             earlier, n_asked = message["content"].strip(), len(known)
         groups = itertools.groupby(sorted(new), lambda part: part[0])
         turns.append({**message, "documents": [known[i].part([j for _, j in parts]) for i, parts in groups]})
+    if known and not done and messages[-1]["content"].strip():
+        raise InputError(
+            f"no part of the documents fits in a context of {n_ctx} tokens, with room for the answer; use a larger n_ctx"
+        )
     return turns, _said(known, done)
 
 

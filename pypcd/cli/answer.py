@@ -65,14 +65,17 @@ def answer(
     what: str,
 ) -> Answer | PCDError | InputError:
     """A method's answer, or why it has none. `what`: what the bar says beside the method's name."""
-    with _terminal.Bar(args.max_tokens, f"{method.name}, {what}") as bar:
+    bar = _terminal.Bar(args.max_tokens, f"{method.name}, {what}")
+    with bar, _terminal.interruptible() as stopped:
         try:
             how: Any = {"method": method, "read": args.read, "max_tokens": args.max_tokens, "chat": chat}
             asking = ask.stream(llm, documents, question, **how)
-            for _ in asking:
+            for _ in ask.stoppable(llm, asking, stopped):
                 bar.update(len(asking.answer.written.tokens) - bar.n)
         except (PCDError, InputError) as error:
             return error
+    if stopped():
+        raise KeyboardInterrupt
     return asking.answer
 
 

@@ -94,7 +94,7 @@ def _question(made: object, folder: pathlib.Path) -> Question:
         raise InputError(f"{other[0]} is no text")
     if ("question" in made) == ("prompt" in made) or ("file" in made and "document" in made):
         raise InputError('it needs one of "question" and "prompt", and at most one of "file" and "document"')
-    documents, left_out = _loading.read([folder / given["file"]] if "file" in given else [])
+    documents, left_out = _loading.read([given["file"] and folder / given["file"]] if "file" in given else [])
     if "document" in given:
         documents = [Document.of("document", given["document"])]
     text = given.get("question", given.get("prompt", ""))

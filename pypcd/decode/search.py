@@ -138,7 +138,8 @@ class Sampling(OneByOne):
             p = np.exp(log_softmax(row[ids]))
             n = int(np.searchsorted(np.cumsum(p), self.top_p)) + 1
             n = max(min(n, int((p >= self.min_p * p[0]).sum())), 1)
-            q = np.exp(log_softmax(row[ids[:n]] / self.temperature))
+            # in float64 and below 0: none is too large, however low the temperature
+            q = np.exp(log_softmax((row[ids[:n]].astype(np.float64) - row[ids[0]]) / self.temperature))
             written.append(int(rng.choice(ids[:n], p=q / q.sum())))
             return written[-1]
 

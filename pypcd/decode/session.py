@@ -73,6 +73,7 @@ class Session:
         if llm._open is not None:  # an answer that nobody reads on
             llm._open.finish()
         self._before: tuple[PCDConfig | None] | None = None  # the model's setting, while another is in force
+        self._own: PCDConfig | None = None  # that other one
         self._undo = contextlib.ExitStack()
         self._n_past: dict[int, int] = {}
 
@@ -115,6 +116,7 @@ class Session:
             self.n_evaluated += len(tokens) - 1 if read else 0
             llm._held = Held(tokens[:-1], 0, n, kind, llm._n_changes)
         llm.pcd = setting and (setting.repeatable() if self.repeatable else setting)
+        self._own = llm.pcd
         self._n_past = {0: llm._held.n}
         self.n_evaluated += 1
         return self.step({0: tokens[-1]})[0]
@@ -206,6 +208,11 @@ class Session:
         """
         if self._before is None:
             raise PCDError("this answer has ended, since another one was begun with the same model")
+        if not self._is_mine or self.llm.pcd != self._own:
+            raise PCDError(
+                "this answer cannot go on: since its last token the model was used by another call, or its setting was changed; read "
+                "an answer to its end, or close it, before the next call"
+            )
         entries = [(token, self._n_past[seq], seq, True) for seq, token in tokens.items()]
         self.decode(entries)
         for seq in tokens:
@@ -245,7 +252,7 @@ class Session:
         if self._before is None:
             self._before = (self.llm.pcd,)
             self.llm._open = self
-        self.llm.pcd = None
+        self.llm.pcd = self._own = None
 
     def on_finish(self, undo: Callable[[], object]) -> None:
         """Call something when the answer is finished, or has failed."""
@@ -263,7 +270,8 @@ class Session:
                 self.llm.reset()  # so that plain decoding does not reuse these keys
         finally:
             self._undo.close()
-            (self.llm.pcd,) = self._before
+            if self.llm.pcd == self._own:  # else somebody has assigned another one
+                (self.llm.pcd,) = self._before
             self._before = self.llm._open = None
 
     def clear(self) -> None:

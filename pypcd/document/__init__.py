@@ -142,7 +142,9 @@ def _read(path: str, n_most: int, *version: int) -> Document:
     with open(path, "rb") as file:
         data = file.read(n_most + 1)
     if len(data) > n_most:
-        raise InputError(f"{path} has more than {n_most} bytes; PYPCD_DOCUMENT_MIB={n_most >> 19} allows twice as many")
+        raise InputError(
+            f"{path} has more than {n_most} bytes; PYPCD_DOCUMENT_MIB={max(n_most >> 19, 1)} allows twice as many"
+        )
     return document_of(os.path.basename(path), data, path)
 
 

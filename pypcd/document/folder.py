@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 import pathlib
@@ -32,10 +33,12 @@ def read_files(
         ValueError: there is no file in a folder.
     """
     documents, left_out = list[Document](), list[str]()
+    typed = dict[int, str]()  # of the files that are named themselves
     for one in given:
         if isinstance(one, Document):
             documents.append(one)
         elif not os.path.isdir(folder := os.path.expanduser(one)):
+            typed[len(documents)] = str(one)
             documents.append(read_document(one))
         else:
             most()  # raise errors that are no file's
@@ -61,5 +64,9 @@ def read_files(
                     last = error
             if len(documents) == n:
                 raise last
+    n_of = collections.Counter({words: documents[i].name for i, words in typed.items()}.values())
+    for i, words in typed.items():
+        if n_of[documents[i].name] > 1:  # as it was typed, which tells it from the other one
+            documents[i] = dataclasses.replace(documents[i], name=words)
     names = ", ".join(left_out[:NAMED]) + (f" and {len(left_out) - NAMED} more" if len(left_out) > NAMED else "")
     return documents, f"not read: {names}" if names else ""

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import os
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Llama"]
 
 _T = TypeVar("_T")
+_OPENING = threading.Lock()  # llama_cpp redirects the process's output meanwhile: two at once would lose it
 
 LEFT_PLAIN = (
     "PCD is off in answers under a grammar, a JSON schema or a forced tool, where a contrast spoils values; pcd= in the call "
@@ -172,7 +174,8 @@ class Llama(llama_cpp.Llama):
         arguments.check_opening(path, opening, self._n_seq_max)
         try:
             try:
-                super().__init__(path, draft_model=draft_model, **opening)
+                with _OPENING:
+                    super().__init__(path, draft_model=draft_model, **opening)
             except PCDError:
                 raise
             except (ValueError, RuntimeError) as error:

@@ -13,6 +13,7 @@ from typing import Any
 from pypcd.engine import MOST_THREADS, devices, logger, supports_gpu
 from pypcd.errors import InputError
 from pypcd.gguf import read_gguf
+from pypcd.settings.ranges import Integer
 from pypcd.settings.remote import is_loopback
 
 __all__ = [
@@ -78,9 +79,7 @@ def checked_n_ctx(
         n_models: how many models share the memory.
         remote: the devices of servers that hold a part of the model, as RemoteDevices has them.
     """
-    n_ctx = kwargs.get("n_ctx") or 0
-    if not 0 <= n_ctx < 2**31:
-        raise InputError(f"n_ctx is {n_ctx}; allowed: 0 (the model's own, or what fits) to {2**31 - 1}")
+    n_ctx = Integer(0, note="0: the model's own, or what fits")("n_ctx", kwargs.get("n_ctx") or 0)
 
     shape = read_gguf(path).shape
     kv = shape.key_bytes + shape.value_bytes

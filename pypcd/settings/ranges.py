@@ -72,7 +72,7 @@ class Integer:
     @property
     def allowed(self) -> str:
         kind = {1: "an integer", 2: "an even integer"}.get(self.multiple_of, f"a multiple of {self.multiple_of}")
-        text = f"{kind} from {self.low} to {self.high}" if self.high < _MAX else f"{kind} of at least {self.low}"
+        text = f"{kind} from {self.low} to {self.high}" if self.high != _MAX else f"{kind} of at least {self.low}"
         return f"{text}; {self.note}" if self.note else text
 
     def __call__(self, name: str, value: Any) -> int:

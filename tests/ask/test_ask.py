@@ -176,6 +176,23 @@ def test_an_answer_that_nobody_reads_on_ends_when_another_begins(llm: pypcd.Llam
     assert llm.ask(question=COXSWAIN, **how).text == whole.text
 
 
+@pytest.mark.parametrize("change", ["a call", "a setting"])
+def test_an_answer_does_not_go_on_in_another_text_or_setting(change: str, llm: pypcd.Llama) -> None:
+    how: Any = {"text": HARBOUR, "max_tokens": 12}
+    whole = llm.ask(question=COXSWAIN, **how)
+    left = iter(stream(llm, (), COXSWAIN, **how))
+    next(left)
+    if change == "a call":
+        llm.create_completion([40] * (llm.n_tokens + 1), max_tokens=1)
+    else:
+        llm.pcd = "window"
+    with pytest.raises(pypcd.PCDError, match="used by another call, or its setting was changed"):
+        list(left)
+    assert llm.pcd == (None if change == "a call" else pypcd.PCDConfig.preset("window"))
+    llm.pcd = False
+    assert llm.ask(question=COXSWAIN, **how).text == whole.text
+
+
 def test_pcd_contrasts_if_it_is_on_and_the_last_answer_is_the_methods(llm: pypcd.Llama) -> None:
     how: Any = {"text": HARBOUR, "max_tokens": 12}
     off = llm.ask(question=COXSWAIN, **how)
@@ -195,14 +212,19 @@ def test_pcd_contrasts_if_it_is_on_and_the_last_answer_is_the_methods(llm: pypcd
         ({"text": "a", "question": " \n"}, ValueError, "the question is empty"),
         ({"text": "a", "documents": "nowhere.txt"}, ValueError, "documents and text are both given"),
         ({"text": " "}, ValueError, "text has no text"),
+        ({"text": "a", "question": None}, TypeError, "question is None; allowed: a text"),
+        ({"text": "a", "system": 5}, TypeError, "system is 5; allowed: a text"),
+        ({"text": "a", "method": None}, TypeError, "method is None; allowed: a method's name, or a Method"),
+        ({"text": "a", "stop": [b"a"]}, TypeError, "stop has b'a'; allowed: texts"),
         ({"text": "ab " * 2000, "read": "all"}, ValueError, r"the prompt has \d+ tokens; allowed: 1 to 1023"),
         ({"text": "a\n\nb", "method": "recite", "system": "x"}, pypcd.UnsupportedError, "recite answers a question by"),
         ({"text": "a\n\nb", "method": "replay:finder=attention"}, pypcd.UnsupportedError, "pypcd probe"),
+        ({"text": "a", "after": "x"}, TypeError, "after is 'x'; allowed: an answer, or None"),
         ({"after": True, "system": "be kind"}, ValueError, "system and after are both given"),
     ],
 )
 def test_what_cannot_be_asked(how: dict[str, Any], error: type[Exception], said: str, llm: pypcd.Llama) -> None:
-    if "after" in how:
+    if how.get("after") is True:
         how = {**how, "after": llm.ask(question="What?", text="a", max_tokens=1)}
     with pytest.raises(error, match=said):
         llm.ask(**{"question": "What?", **how})

@@ -111,6 +111,8 @@ def test_a_part_that_is_larger_than_the_context_is_passed_over() -> None:
     document = house("drum " + "zz " * 288 + ".", "The drum is new.", "No bell rings.")
     turns, said = chosen(Words(), asked([document], "Which drum?"), None, 256)
     assert read(turns) == [["The drum is new.", "No bell rings."]] and said == "2 of 3 parts"
+    with pytest.raises(ValueError, match="no part of the documents fits in a context of 256 tokens"):
+        chosen(Words(), asked([house("drum " + "zz " * 288)], "Which drum?"), None, 256)
 
 
 def test_what_was_read_takes_no_room_anew() -> None:
@@ -268,6 +270,17 @@ def test_a_folder_is_its_files_by_name(tmp_path: Path) -> None:
         read_files([tmp_path / "none"])
     with pytest.raises(FileNotFoundError):
         read_files([root / "nowhere"])
+
+
+def test_files_of_one_name_are_called_as_they_were_typed(tmp_path: Path) -> None:
+    paths = [tmp_path / folder / name for folder in "ab" for name in ("report.txt", f"{folder}.txt")]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"This is {path.parent.name}.")
+    documents, _ = read_files([*paths, paths[0]])
+    reports = [str(paths[0]), "a.txt", str(paths[2]), "b.txt", str(paths[0])]
+    assert [document.name for document in documents] == reports
+    assert [document.name for document in read_files(paths[:2] * 2)[0]] == ["report.txt", "a.txt"] * 2
 
 
 def test_a_folder_is_read_until_it_is_stopped(tmp_path: Path) -> None:

@@ -392,6 +392,17 @@ def test_a_temperature_draws_from_what_llama_cpp_draws_from(setting, wanted):
     assert (np.abs(found - p) <= 5 * np.sqrt(p * (1 - p) / n)).all()
 
 
+@pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-38, 1e-300])
+def test_a_temperature_near_0_takes_the_best(temperature):
+    draw = (
+        _options.GenerationSettings(temperature=temperature, top_k=0)
+        .method(types.SimpleNamespace(pcd=None), 7)
+        .search.chooser(b"")
+    )
+    with np.errstate(all="raise", under="ignore"):
+        assert {draw(np.array([-1e4, 3.5, -30, 3.25], np.float32)) for _ in range(20)} == {1}
+
+
 def test_every_seed_that_is_drawn_or_given_draws(monkeypatch):
     monkeypatch.setattr("random.randrange", lambda end: end - 1)  # the largest
     for sampling in (_options.GenerationSettings(1.0), _options.GenerationSettings(1.0, seed=2**32 - 2)):

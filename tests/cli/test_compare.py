@@ -74,6 +74,7 @@ def test_what_is_right(text: str, is_right: bool) -> None:
         ({"question": " "}, "the question is empty"),
         ({"question": 3}, "question is no text"),
         ({"question": "a", "document": " "}, "document has no text"),
+        ({"file": "", "question": "x"}, "the name of the document's file is empty"),
         ({"file": "nowhere.txt", "question": "x"}, "line 2: .*nowhere.txt: No such file"),
         ('{"question": ' + "[" * 100_000 + "]" * 100_000 + "}", "line 2: its brackets are nested more deeply"),
     ],

@@ -112,6 +112,19 @@ del llm, text; print(ref())""",
 # --- threads ---
 
 
+def test_models_that_are_opened_at_once_leave_the_output_of_the_process(tiny: Tiny) -> None:
+    """llama_cpp sends it elsewhere meanwhile."""
+    lines = run(
+        tiny("llama"),
+        """
+opening = [threading.Thread(target=lambda: [new() for _ in range(3)]) for _ in range(4)]
+for thread in opening: thread.start()
+for thread in opening: thread.join()
+print("heard")""",
+    )
+    assert lines == ["heard"]
+
+
 def test_while_one_thread_is_at_it_another_may_tokenize_and_nothing_else(tiny: Tiny, load: Load) -> None:
     llm = load(tiny("llama"), "paper")
     alone = list(itertools.islice(llm.generate(TOKENS[:20], temp=0), 5))

@@ -174,11 +174,11 @@ def test_odd_calls_with_pcd_on_end_well(tiny: Tiny, load: Load) -> None:
 
 @pytest.mark.parametrize(
     ("n_ctx", "message"),
-    [(-5, "; allowed: 0"), (2**31, "; allowed: 0"), (2**40, "; allowed: 0"), (2 * 10**9, ".* GiB, but this")],
+    [*((n, "; allowed: an integer") for n in (-5, 2**31, 2**40, 1.5, "'x'")), (2 * 10**9, ".* GiB, but this")],
 )
-def test_a_context_out_of_range_is_an_error_at_once(n_ctx: int, message: str, tiny: Tiny) -> None:
+def test_a_context_out_of_range_is_an_error_at_once(n_ctx: Any, message: str, tiny: Tiny) -> None:
     with pytest.raises(ValueError, match=f"n_ctx is {n_ctx}{message}"):
-        pypcd.Llama("demo" if "GiB" in message else tiny("llama"), n_ctx=n_ctx)
+        pypcd.Llama("demo" if "GiB" in message else tiny("llama"), n_ctx="x" if n_ctx == "'x'" else n_ctx)  # type: ignore[arg-type]
 
 
 def test_a_context_beyond_learned_positions_is_refused(tiny: Tiny, load: Load) -> None:

@@ -57,6 +57,7 @@ def test_what_a_check_takes_is_what_it_says(value: int, low: int, span: int, ope
 
 
 def test_what_is_allowed_is_said_with_its_note() -> None:
+    assert Integer(0, 2**32 - 2).allowed == "an integer from 0 to 4294967294"
     assert Integer(2, 8, multiple_of=2).allowed == "an even integer from 2 to 8"
     assert Integer(3, multiple_of=3, note="a group").allowed == "a multiple of 3 of at least 3; a group"
     assert Number(1, open_below=True, note="any").allowed == "more than 1; any"
