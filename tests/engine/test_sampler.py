@@ -75,7 +75,7 @@ def test_the_context_leaves_its_rows_plain_until_pcd_is_assigned_anew(setting: A
 
 
 def test_without_pcd_there_is_no_sampler(tiny: Tiny, load: Load) -> None:
-    with pytest.raises(pypcd.PCDError, match="set llm.pcd = True first"):
+    with pytest.raises(pypcd.PCDError, match="turn PCD on first, such as llm.pcd"):
         pypcd.pcd_sampler(load(tiny("llama"), False))
 
 
