@@ -13,8 +13,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
-from types import NoneType
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from pypcd import engine
 from pypcd.ask.messages import Message, Source, documents_in, notes_of, prompt_of, sources_of
@@ -184,19 +183,14 @@ def stream(
         PCDError: the model has no chat template, but it is asked for; or llama_decode failed.
         UnsupportedError: this model cannot run the method.
     """
-    given: dict[str, tuple[object, Any]] = {
-        "question": (question, str),
-        "system": (system, str),
-        "after": (after, (Answer, NoneType)),
-        "method": (method, (str, Method)),
-    }
-    for name, (value, kinds) in given.items():
-        if not isinstance(value, kinds):
-            what = {"after": "an answer, or None", "method": "a method's name, or a Method"}.get(name, "a text")
-            raise ArgumentError(f"{name} is {value!r}; allowed: {what}")
-    stop = [stop] if isinstance(stop, str) else list(stop or ())
-    if wrong := [one for one in stop if not isinstance(one, str)]:
-        raise ArgumentError(f"stop has {wrong[0]!r}; allowed: texts")
+    for name, value, is_one, allowed in (
+        ("question", question, isinstance(question, str), "a text"),
+        ("system", system, isinstance(system, str), "a text"),
+        ("after", after, after is None or isinstance(after, Answer), "an answer, or None"),
+        ("method", method, isinstance(method, (str, Method)), "a method's name, or a Method"),
+    ):
+        if not is_one:
+            raise ArgumentError(f"{name} is {value!r}; allowed: {allowed}")
     if not question.strip():
         raise InputError("the question is empty")
     many = [documents] if isinstance(documents, (str, os.PathLike, Document)) else list(documents)

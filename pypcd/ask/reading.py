@@ -146,15 +146,19 @@ def _said(documents: Sequence[Document], parts: Iterable[Part]) -> str:
     units = {document.unit for document in documents}
     if all(document.pages for document in documents) and len(units) == 1:
         unit, n = f"{units.pop()}s", sum(len(document.pages) for document in documents)
-        spans = ((i, documents[i].page_numbers(*documents[i].spans[j])) for i, j in parts)
-        read = {(i, page) for i, (first, last) in spans for page in range(first, last + 1)}
+        read = _pages(documents, parts)
         rest = {(i, j) for i, document in enumerate(documents) for j in range(len(document.spans))} - parts
-        ends = ((i, documents[i].page_numbers(*documents[i].spans[j])) for i, j in rest)
-        partly = ", in part" if any((i, page) in read for i, pages in ends for page in pages) else ""
+        partly = ", in part" if read & _pages(documents, rest) else ""
     else:
         unit, n, read, partly = "parts", sum(len(document.segments) for document in documents), parts, ""
     of = f", of {len({i for i, _ in parts})} of {len(documents)} documents" if len(documents) > 1 else ""
     return f"{len(read)} of {n} {unit}{partly}{of}"
+
+
+def _pages(documents: Sequence[Document], parts: Iterable[Part]) -> set[tuple[int, int]]:
+    """The pages that parts are on, each as the document's index and the page's number."""
+    ends = ((i, documents[i].page_numbers(*documents[i].spans[j])) for i, j in parts)
+    return {(i, page) for i, (first, last) in ends for page in range(first, last + 1)}
 
 
 def _n_tokens(llm: Any, documents: Iterable[Document], most: int) -> int:

@@ -13,7 +13,7 @@ from pypcd.decode.rows import Plain, RowSource
 from pypcd.decode.search import Greedy, Look, Search
 from pypcd.decode.session import Logits, Session
 from pypcd.engine import PCDAnswer, is_recurrent, pcd, token_bytes
-from pypcd.errors import PCDError, UnsupportedError
+from pypcd.errors import ArgumentError, PCDError, UnsupportedError
 from pypcd.find import Found
 from pypcd.prompt import AnyPrompt, Laid, Messages, Prompt, has_template, lay
 from pypcd.settings.ranges import Integer
@@ -143,7 +143,7 @@ class Method:
         prompt: AnyPrompt | Laid | str,
         *,
         max_tokens: int = 64,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         chat: bool = False,
         look: Look = lambda token, row: None,
     ) -> Writing:
@@ -161,7 +161,7 @@ class Method:
 
         Raises:
             UnsupportedError: this model cannot run this method.
-            ValueError: the prompt is empty or does not fit, or max_tokens is less than 0.
+            ValueError: the prompt is empty or does not fit, max_tokens is less than 0, or stop has what is no text.
         """
         Integer(0)("max_tokens", max_tokens)
         session = model if isinstance(model, Session) else Session(model)
@@ -176,7 +176,9 @@ class Method:
             session.refusals[self, chat] = self.refusal(session.llm, chat=chat)
         if refusal := session.refusals[self, chat]:
             raise UnsupportedError(f"{self.name} cannot run on this model: {refusal}")
-        stops = tuple(filter(None, (stop,) if isinstance(stop, str) else stop))
+        stops = tuple(filter(None, (stop,) if isinstance(stop, str) else stop or ()))
+        if wrong := [one for one in stops if not isinstance(one, str)]:
+            raise ArgumentError(f"stop has {wrong[0]!r}; allowed: texts")
         return Writing(self, session, prompt, max_tokens, stops, chat, look)
 
 

@@ -249,16 +249,16 @@ class Server:
         self.command = [str(program), "--host", host, "--port", str(self.port), "--metrics"]
         # without "localhost" any page that is open in a browser here could ask it
         chosen = {"kv-unified": "", "cors-origins": "localhost", "log-colors": "off"}
+        n_at_once = self._at_once(given) if self.is_router else 1
+        # one for each request that is answered, and more: else those that wait for a slot keep /health from an answer
+        chosen["threads-http"] = str(max(64, n_at_once * (parallel + 4)))
         if self.is_router:
-            n_at_once = self._at_once(given)
             chosen["models-max"] = str(n_at_once)
-            chosen["threads-http"] = str(n_at_once * (parallel + 4))  # one for each request that it passes on
             self.at_start = [one.name for one in self.models if one.at_start][:n_at_once]
             self._ini = self._sections(n_at_once, parallel, of_words(options))
         else:
             (only,) = self.models
-            # else requests that wait for a slot keep /health and others from an answer
-            chosen |= {"threads-http": "64", "alias": only.name, **self._options(only, parallel, given)}
+            chosen |= {"alias": only.name, **self._options(only, parallel, given)}
         for name, value in chosen.items():
             if name not in given:
                 self.command += [f"--{name}", value] if value else [f"--{name}"]

@@ -94,9 +94,9 @@ def _plain(given: Any) -> Document:
     n = len(given["text"])
     if not (
         isinstance(pages, list)
-        and all(type(page) is int and 0 <= page <= n for page in pages)
+        and all(type(page) is int for page in pages)
         and pages == sorted(pages)
-        and pages[:1] in ([], [0])
+        and (not pages or (pages[0] == 0 and pages[-1] <= n))
     ):
         raise InputError(
             f"pages is {json.dumps(pages)[:80]}; allowed: the offsets at which the text's pages begin, in order, from 0 to at most {n}"

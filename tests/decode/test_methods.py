@@ -244,7 +244,7 @@ def test_methods_share_a_prompt(llm: pypcd.Llama) -> None:
         "cad",
         "pcd:paper:alpha=0.4",
     ]
-    names += ["replay:3", "recite:4+pcd", "segr:2"]
+    names += ["replay:3", "recite:4+pcd", "segr:2", "dola-low", "ms-poe"]
     found = in_any_order(llm, [(name, PROMPT) for name in names])
     n_evaluated = [found[name, PROMPT].n_evaluated for name in ("greedy", "pcd", "beam:3+pcd", names[4])]
     n = found["greedy", PROMPT].n_prompt
@@ -399,16 +399,22 @@ def test_the_models_own_setting_and_answers_stay(llm: pypcd.Llama) -> None:
         ("self-extend", PROMPT, {"of": {"arch": "gpt2"}}, "no rotary positions"),
     ],
 )
-def test_what_cannot_be_done_is_refused_and_leaves_a_session_that_can_be_used(
+def test_what_cannot_be_done_is_refused_and_leaves_a_model_and_a_session_as_they_were(
     name: str, prompt: Any, how: dict[str, Any], named: str, tiny: Tiny, load: Load
 ) -> None:
     of = {"arch": "llama", "n_ctx": 512, "n_seq_max": 24, **how.get("of", {})}
-    session = Session(load(tiny(of.pop("arch")), False, **of))
+    path = tiny(of.pop("arch"))
+    stock, llm = (load(path, False, **of) for _ in range(2))
+    session = Session(llm)
     with pytest.raises((ValueError, pypcd.PCDError), match=named):
         parse(name).generate(session, prompt, **{key: value for key, value in how.items() if key != "of"})
     assert parse("greedy").generate(session, PROMPT, max_tokens=2).tokens
     if name == "control":  # what is refused is this control, not every one
         assert parse(name).with_pool((PROMPT,)).generate(session, PROMPT, max_tokens=2).tokens
+    engine.clear(llm)
+    for model in llm, stock:
+        model.eval(TOKENS[:20])
+    assert np.array_equal(native_row(llm), native_row(stock))
 
 
 # -- edits -----------------------------------------------------------------------------------------------------------
@@ -523,6 +529,12 @@ def test_a_name_may_have_a_part_of_each_kind() -> None:
         ("beam:2:n=3", "n is given twice"),
         ("pcd:tuned.json", "write its values"),
         ("self-extend:4:width=6", "allowed"),
+        ("dola", "dola-low"),
+        ("dola:2:2", "each layer once"),
+        ("dola-low:3", "write dola:3"),
+        ("dola-low+pcd", "two parts of one kind"),
+        ("ms-poe:max_ratio=1", "max_ratio is 1; .* min_ratio"),
+        ("ms-poe:order=x", "order is 'x'"),
     ],
 )
 def test_a_wrong_name_is_refused_with_what_is_wrong(text: str, named: str) -> None:

@@ -75,8 +75,8 @@ def test_a_prompt_that_crosses_it(cache: str, evaluation: str, tiny: Tiny, load:
     for n_batch in (64, 16):
         llm, stock = (load(path, pcd, logits_all=True, n_batch=n_batch) for pcd in (setting, False))
         eval_to(40, llm, stock)
-        for i in range(-8, 0):  # of the last batch
-            check_rows(llm, path, TOKENS[:40], i, 40 + i)
+        for i in range(FLOOR - 1 if n_batch == 64 else 32, 40):  # of the last batch
+            check_rows(llm, path, TOKENS[:40], i - 40, i)
         if n_batch == 64:
             for i in range(FLOOR - 1):
                 check_plain(llm, native_row(llm, i), i)
@@ -198,6 +198,7 @@ def test_rows_of_one_batch_are_judged_one_by_one(cache: str, evaluation: str, co
         sure = bits(row) < least
         if sure:
             assert context.is_plain(i)
+            assert evaluation != "alternate" or context.row(i, _native.ROW_LOCAL) is None
             close(contrasted, row, context.limit)
         else:
             assert _native.pcd_get_strength_ith(context.ctx, i) == 2.5 and np.isfinite(contrasted).sum() == 30
@@ -262,11 +263,13 @@ def test_the_first_token_decides_for_the_whole_answer(
     path, answer = tiny("llama"), list(TOKENS[100:104])
     llm, stock = load(path, {"cache": cache, "evaluation": evaluation, "min_first_entropy": least}), load(path, False)
     for prompt in (sure, unsure, sure):
+        before = llm.pcd_stats().n_twins
         for other in (llm, stock):
             other.reset()
             other.eval(prompt)
         for i in range(len(answer) + 1):
             if prompt is sure:
+                assert llm.pcd_stats().n_twins == before + (evaluation != "alternate"), "of the first token alone"
                 close(native_row(llm), native_row(stock), rounding(path))
                 got = llm.pcd_logits()
                 assert got.beta is None and np.array_equal(got.contrasted, got.standard)

@@ -131,6 +131,7 @@ def test_the_right_answer_scores_and_near_misses_do_not(made: Everyday, seed: in
         going_on = f"{sample.gold}\n\n{question}{its_answer}"
         assert made.score(going_on, sample) == 1.0
         assert made.score(f"\n {answer} \n", sample) == 1.0
+        assert made.score(f"\n {sample.gold}{made.stop}more", sample) == 1.0
         near = {answer[:-1], f"{answer}.", f"{answer} {answer}", answer.swapcase()}
         for wrong in near - {answer}:  # digits have no case
             assert made.score(wrong, sample) == 0.0, wrong

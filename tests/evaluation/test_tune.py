@@ -170,6 +170,18 @@ def pairs_of_equals(n: int, score: float) -> Any:
     return Paired(n, pytest.approx(score, abs=2), 0, 0, 0.0, 0.0, 0.0, 1.0, right, 0)
 
 
+def test_what_a_setting_may_cost() -> None:
+    gain = pairs(9, 0, 100)
+    for tried, eligible in (
+        (Tried(gain), True),  # nothing is known of everyday questions
+        (Tried(gain, pairs(3, 3, 600)), True),  # 3 of 597 are spoilt
+        (Tried(gain, pairs(8, 8, 600)), False),  # 8 of 592: more than 1%
+        (Tried(gain, pairs(2, 3, 600)), False),  # one less is right
+        (Tried(pairs(9, 9, 100), pairs(0, 0, 600)), False),  # no gain
+    ):
+        assert tried.is_eligible == eligible
+
+
 @given(seed=st.integers(0, 10**6), everyday=st.sampled_from([2, 8]))
 @settings(max_examples=5, deadline=None)
 def test_what_loses_everyday_questions_is_never_chosen(
@@ -195,9 +207,14 @@ def test_what_loses_everyday_questions_is_never_chosen(
         assert tuned.chosen_by.gain.difference == max(fair) > 0
 
 
-def test_of_equal_settings_the_mildest_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_of_equal_settings_the_mildest_is_chosen_and_none_that_costs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     World(lambda method, task, length, index: not is_usual(task)).install(monkeypatch)
     assert tune(plan_of(), tmp_path, options=ONE, everyday=2).best == SETTINGS[0]
+    World(windows).install(monkeypatch)
+    narrow = [NARROW.removeprefix("pcd:")]
+    assert tune(plan_of(), tmp_path, options=ONE, everyday=2, settings=narrow).best is None
 
 
 def test_everyday_questions_that_a_model_cannot_answer_say_nothing(

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from conftest import Tiny, rounding_of, run_python
+from test_texts import stock_scores
 from tiny_gguf import CHAT_TEMPLATE
 
 import pypcd
 from pypcd.integrations import lm_eval
-from pypcd.settings.formula import log_softmax
 
 # -- how it is found -----------------------------------------------------------------------------------------------------
 
@@ -161,8 +161,11 @@ def test_the_command(pcd: str, engine: str, tasks: Path, tmp_path: Path, monkeyp
         for sample in samples(out, "choices"):
             for i, [[value, is_greedy]] in enumerate(sample["resps"]):
                 request = sample["arguments"][f"gen_args_{i}"]
-                wanted, limit = plain_score(llm, request["arg_0"], request["arg_1"])
-                assert float(value) == pytest.approx(wanted, abs=limit) and is_greedy in ("True", "False")
+                tokens = llm.tokenize((request["arg_0"] + request["arg_1"]).encode(), special=True)
+                n = len(llm.tokenize(request["arg_0"].encode(), special=True))
+                ((wanted, best),) = stock_scores(llm, [(tokens[:n], tokens[n:])])
+                limit = sum(rounding_of_score(llm, tokens[:k], 1) for k in range(n, len(tokens)))
+                assert float(value) == pytest.approx(wanted, abs=limit) and is_greedy == str(best)
     llm.close()
 
 
@@ -304,18 +307,3 @@ def test_chat_templates(make: Callable[..., Any]) -> None:
 def rounding_of_score(llm: pypcd.Llama, text: list[int], n: int) -> float:
     """How much the score of n tokens may differ: each by its own logit and by those that it is normalised with."""
     return 2 * n * rounding_of(llm, text)
-
-
-def plain_score(llm: pypcd.Llama, context: str, continuation: str) -> tuple[float, float]:
-    """The score of a text, one token at a time, and how much it may differ: every token by the rounding of its own row."""
-    tokens = llm.tokenize((context + continuation).encode(), special=True)
-    n = len(llm.tokenize(context.encode(), special=True))
-    limit = sum(rounding_of_score(llm, tokens[:i], 1) for i in range(n, len(tokens)))
-    llm.reset()
-    llm.eval(tokens[:n])
-    value = 0.0
-    for token in tokens[n:]:
-        row = pypcd.engine.row(llm)  # type: ignore[attr-defined]
-        value += float(log_softmax(row)[token])
-        llm.eval([token])
-    return value, limit

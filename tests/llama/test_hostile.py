@@ -5,6 +5,7 @@ the process, or an answer."""
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 import re
 import shutil
@@ -95,6 +96,9 @@ def test_a_file_that_is_no_model_is_a_clear_error(tmp_path: Path, tiny: Tiny) ->
         tmp_path: (pypcd.ModelError, r"is a folder.*it holds counts\.gguf"),
         tmp_path / "no" / "where.gguf": (FileNotFoundError, "where.gguf"),
     }
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.gguf")
+        wanted[tmp_path / "pipe.gguf"] = pypcd.ModelError, "is a pipe, not a GGUF file"
     for path, (error, message) in wanted.items():
         with pytest.raises(error, match=message) as caught:
             pypcd.Llama(path)

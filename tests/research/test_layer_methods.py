@@ -330,22 +330,6 @@ def test_what_a_model_cannot_do_is_refused_and_leaves_it_as_it_was(
     assert np.array_equal(native_row(llm), native_row(stock))
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("dola", "dola-low"),
-        ("dola:2:2", "each layer once"),
-        ("dola-low:3", "write dola:3"),
-        ("dola-low+pcd", "two parts of one kind"),
-        ("ms-poe:max_ratio=1", "max_ratio is 1; .* min_ratio"),
-        ("ms-poe:order=x", "order is 'x'"),
-    ],
-)
-def test_wrong_names_are_errors(name: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        parse(name)
-
-
 def test_what_exits_and_ratios_cannot_do_is_said(tiny: Tiny, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = load(tiny("llama"), False, n_ubatch=16)
     for layers, why in (((3,), "layer is 3; allowed: 0 .* to 2"), ((0, -1), "layer is -1")):

@@ -422,6 +422,22 @@ def test_a_setting_is_read_once() -> None:
         assert set(workers(server)) <= {pid}, "no other process was needed"
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux")
+def test_what_reads_documents_ends_with_the_server() -> None:
+    with ready(parallel=1) as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(ask, server, "/documents", {"filename": "a.pdf", "file_data": coded(pdf("first"))})
+        assert within(lambda: any(map(children, workers(server))))
+        (worker,) = workers(server)
+        (reader,) = children(worker)
+        os.kill(reader, signal.SIGSTOP)  # a document that takes long
+        os.kill(server._process.pid, signal.SIGKILL)  # type: ignore[union-attr]
+        try:
+            assert within(lambda: not lives(worker), 30), "or it waits for the reader"
+        finally:
+            os.kill(reader, signal.SIGCONT)
+        assert within(lambda: not lives(reader), 30)
+
+
 def test_no_module_of_the_folder_that_it_starts_in_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit(1)\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -43,6 +43,17 @@ def test_backend_sampling_gives_way_to_requests_with_pcd(pcd: Any, llm: pypcd.Ll
         is_greedy(llm, PROMPTS[0], False, plain["tokens"])
 
 
+@pytest.mark.parametrize("models", [["demo"], ["demo", "also"]])
+def test_requests_that_wait_leave_others_their_answer(models: list[str], tmp_path: Path) -> None:
+    shutil.copy(DEMO_MODEL, tmp_path / "also.gguf")
+    models = [model if model == "demo" else str(tmp_path / f"{model}.gguf") for model in models]
+    with ready(model=models, parallel=1) as server, contextlib.ExitStack() as stack:
+        head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"  # and never a body
+        for _ in range(40):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port))).sendall(head)
+        assert ask(server, "/health")[0] == 200
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
